@@ -1,1 +1,1 @@
-"""Evaluation compares ways of keeping a model up to date on a recorded log."""
+"""Evaluation compares ways of keeping a model up to date, on a recorded log."""

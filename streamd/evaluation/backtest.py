@@ -1,4 +1,5 @@
-"""A backtest runs the trainer's loop over a recorded log, to tell what a user would have got."""
+"""A backtest runs the trainer's loop over a recorded log, to measure the scores that a user would
+have seen."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -38,9 +39,9 @@ TITLES = {
     "popularity": "popularity",
 }
 NIGHTLY = ("nightly", "nightly_live")
-"""Those of them that learn at midnight, UTC, of event time."""
+"""Regimes that train at midnight, UTC, of event time."""
 RULES = ("rule", "edgebank", "popularity")
-"""Those of them that learn nothing."""
+"""Rules, which need no training."""
 SHORT_TITLES = {
     "live": "live",
     "nightly": "nightly",
@@ -48,9 +49,9 @@ SHORT_TITLES = {
     "rule": "partners +\npopularity",
     "edgebank": "EdgeBank",
 }
-"""Those of the tables by set in a terminal, which has 80 columns."""
+"""Columns of the tables by set in a terminal of 80 columns."""
 LABEL_RULES = {AVERAGE: f"mean of a node's last {LAST_LABELS}", MEAN: "mean of all so far"}
-"""Rules of labels, with the names that the report prints."""
+"""Rules for labels, with the names that the report prints."""
 SHORT_LABEL_TITLES = {
     "live": "live",
     "nightly": "nightly",
@@ -68,22 +69,21 @@ COLUMNS = (
     "s per\nwindow",
     "live is\nbetter by",
 )
-"""Head of `Result.table`; the five after the first are MEASURES."""
+"""Head of `Result.table`; the five columns after the first are MEASURES."""
 SLICE_EDGES = 1_000_000
-"""Events whose destinations are read at once: 24 MB."""
+"""Events in one read of `has_one_destination`: 24 MB."""
 LABEL_MEASURES = {"ndcg10": "NDCG@10", "ap": "AP", "auc": "AUC", "mae": "MAE", "rmse": "RMSE"}
 """Measures of labels, with the names that the report prints; a task has one or two of them."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a backtest runs.
+    """The parameters of a backtest.
 
-    initial: share of the log's events before those that are reported on.
-    initial_epochs: epochs in which that share is learned at once; 0 learns it window by window.
-    stale: ages in events (None: a window) at which the live model is also run with facts that old.
-    from_cut: whether a window begins with the first event that is reported on, as in published
-    protocols.
+    initial: share of the log's events before the reported ones.
+    initial_epochs: number of epochs of one training on that share; 0 trains on it window by window.
+    stale: ages of facts in events (None: a window) with each of which the live model is run again.
+    from_cut: whether a window begins with the first reported event, as in published protocols.
     """
 
     initial: float = 0.3
@@ -94,9 +94,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Result:
-    """What a backtest found.
+    """The results of a backtest.
 
-    windows: the windows that are reported on, of the run with fresh facts.
+    windows: the reported windows, of the run with fresh facts.
     half_life: number of the popularity half-life, chosen on the windows before them.
     stale: age of facts -> event-weighted means of the live model, the fresh run included.
     num_left_out: windows of mostly late events, which are not scored.
@@ -114,13 +114,13 @@ class Result:
 
     @property
     def mean_negatives(self) -> float:
-        """Negatives that a scored event was ranked against, on average."""
+        """Mean number of negatives of a scored event."""
         weights = [w.num_scored for w in self.windows]
         return float(np.average([w.mean_negatives for w in self.windows], weights=weights))
 
     def mean_negatives_of_sets(self) -> dict[str, float]:
         """`mean_negatives` of each edge set's events; empty if the log has one edge set."""
-        # A window lacks the sets without an event in it.
+        # A window contains only the sets with events in it.
         names = dict.fromkeys(name for w in self.windows for name in w.edge_sets)
         return {
             name: mean
@@ -134,7 +134,8 @@ class Result:
         }
 
     def table(self) -> list[list[str]]:
-        """The report's table as text: a row a regime and rule, then one an age of facts."""
+        """The report's table as text: a row for each regime and rule, then one for each age of
+        facts."""
         rows = []
         for name in self.names():
             seconds = self.seconds(name)
@@ -151,13 +152,13 @@ class Result:
         ]
 
     def novelty_counts(self) -> dict[str, int]:
-        """Numbers of scored events by the names of NOVELTIES."""
+        """Number of scored events in each part of NOVELTIES."""
         counts = [asdict(w.novelty.counts) for w in self.windows]
         return {name: sum(one[name] for one in counts) for name in NOVELTIES}
 
     def novelty_table(self) -> list[list[str]]:
-        """MRR by what was new of the events, as text, the head first: their numbers, then a row a
-        regime and rule, and one an age of facts. "-" where no event is of a part."""
+        """MRR by novelty of the events as text, the head first: numbers of events, then a row for
+        each regime and rule, and one for each age of facts. "-" if a part has no events."""
         numbers = [self.num_events, *self.novelty_counts().values()]
         rows = [["MRR by novelty", "all", *(n.replace(" ", "\n") for n in NOVELTIES.values())]]
         rows.append(["events", *(f"{number:,}" for number in numbers)])
@@ -168,8 +169,8 @@ class Result:
         ]
 
     def label_table(self) -> list[list[str]]:
-        """Scores of labels as text, the head first: a row a regime and rule of labels. Empty where
-        no labels were scored."""
+        """Scores of labels as text, the head first: a row for each regime and each rule of labels.
+        Empty if no labels were scored."""
         # A window of one class may have labels and no measure.
         measured = [m for m in LABEL_MEASURES if self._label_mean(AVERAGE, m) is not None]
         if not measured:
@@ -182,10 +183,10 @@ class Result:
         return rows
 
     def set_table(self, titles: Mapping[str, str] = TITLES) -> list[list[str]]:
-        """MRR by `measure` of each edge set's events as text, the head first: a row a set, a column
-        a regime and rule. Empty if the log has one edge set.
+        """MRR by `measure` of each edge set's events as text, the head first: a row for each set, a
+        column for each regime and rule. Empty if the log has one edge set.
 
-        titles: regime or rule -> head of its column; others have none.
+        titles: regime or rule -> head of its column; others get no column.
         """
         columns = {self.name_of(n): title for n, title in titles.items() if n in self.names()}
         windows = [w.edge_sets for w in self.windows]
@@ -193,7 +194,7 @@ class Result:
         return _by_set([head, "events"], windows, self.measure, columns)
 
     def label_set_table(self, titles: Mapping[str, str] | None = None) -> list[list[str]]:
-        """The first measure of each node set's labels as text, as `set_table`. Empty where the log
+        """The first measure of each node set's labels as text, like `set_table`. Empty if the log
         has one node set, or no labels."""
         windows = [w.node_sets for w in self.windows]
         scored = [s.scores for sets in windows for s in sets.values()]
@@ -214,7 +215,7 @@ class Result:
 
     @property
     def measure(self) -> str:
-        """The measure by which regimes and rules compare, `measure_over` the windows."""
+        """The measure by which regimes and rules are compared: `measure_over` the windows."""
         return measure_over(self.windows)
 
     @property
@@ -223,11 +224,11 @@ class Result:
         return sum(w.num_known for w in self.windows)
 
     def difference(self, name: str, other: str, measure: str | None = None) -> Difference:
-        """By how much the MRR of a regime or rule is above that of another, over the events
-        with a known destination.
+        """By how much the MRR of a regime or rule is above that of another, over the events with a
+        known destination.
 
-        A nightly model is compared over the windows before which it had learned a day.
-        measure: "mrr" over all events; None for `measure`.
+        A nightly model is compared over the windows after its first day of training. measure: "mrr"
+        over all events; None for `measure`.
         """
         is_nightly = name in NIGHTLY or other in NIGHTLY
         windows = self.nightly_windows if is_nightly else self.windows
@@ -236,12 +237,12 @@ class Result:
 
     @property
     def nightly_windows(self) -> list[RegimeWindow]:
-        """The windows before which the nightly models had learned a day."""
+        """The windows after the nightly models' first day of training."""
         return [w for w in self.windows if w.nightly_learned]
 
     def nightly_note(self) -> str:
-        """Over which windows live is compared with the nightly models, where that is not all of
-        them; empty otherwise."""
+        """A sentence on the windows over which live is compared with the nightly models; empty if
+        these are all."""
         num_left_out = len(self.windows) - len(self.nightly_windows)
         if "nightly" not in self.windows[0].scores or num_left_out == 0:
             return ""
@@ -253,7 +254,7 @@ class Result:
         )
 
     def known_note(self) -> str:
-        """Over which events models compare, as a sentence; empty if that is all."""
+        """A sentence on the events over which models are compared; empty if these are all."""
         if self.measure == ALL or self.num_known_destinations == self.num_events:
             return ""
         return (
@@ -262,14 +263,13 @@ class Result:
         )
 
     def late_note(self) -> str:
-        """The number of windows left out for late events, as a sentence; empty for none."""
+        """A sentence with the number of windows left out for late events; empty for none."""
         if not self.num_left_out:
             return ""
         return f"{counted(self.num_left_out, 'window')} left out: most of their events came late."
 
     def few_note(self) -> str:
-        """That events had fewer negatives than they should, as a sentence; empty where all had
-        enough."""
+        """A sentence if events had fewer negatives than NUM_SCORED on average; else empty."""
         mean = self.mean_negatives
         if mean >= NUM_SCORED:
             return ""
@@ -287,7 +287,7 @@ class Result:
         return [n for n in TITLES if self.name_of(n) in scores and n not in absent]
 
     def _absent(self) -> tuple[str, ...]:
-        """Regimes that are not told of: nightly ones that learned nothing."""
+        """Regimes that are not reported: nightly ones that never trained."""
         return () if self.nightly_windows else NIGHTLY
 
     def name_of(self, name: str) -> str:
@@ -299,11 +299,11 @@ class Result:
         return means(self.windows, self.name_of(name))
 
     def seconds(self, name: str) -> float | None:
-        """Mean wall time in seconds to score and learn a window; None for a rule."""
+        """Mean wall time in seconds to score a window and train on it; None for a rule."""
         return mean_seconds(self.windows, name)
 
     def _label_mean(self, name: str, measure: str) -> float | None:
-        """Mean over the windows that have it, weighted by labels; None where none has."""
+        """Mean over the windows that have the measure, weighted by labels; None if none has."""
         scored = [w for w in self.windows if measure in w.labels.get(name, {})]
         if not scored:
             return None
@@ -312,17 +312,17 @@ class Result:
 
 
 def cells(mean: Measures, measures: Sequence[str] = MEASURES) -> list[str]:
-    """Measures as text, "-" where no event counts."""
+    """Measures as text, "-" for a measure without events."""
     return ["-" if np.isnan(mean.get(m, np.nan)) else score_text(mean[m], 4) for m in measures]
 
 
 def stale_title(age: int | None) -> str:
-    """Name of the live model with facts of an age, as tables have it."""
+    """Name in tables of the live model with facts of an age."""
     return f"live, facts {age_text(age)} old"
 
 
 def counted(number: int, noun: str) -> str:
-    """As "1 window" or "1,200 windows"."""
+    """A number with its noun, as "1 window" or "1,200 windows"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -333,10 +333,11 @@ def _by_set(
     columns: Mapping[str, str],
 ) -> list[list[str]]:
     """A measure by set as text, the head first: means over the windows that have it, weighted by
-    what was scored. Empty without sets.
+    scored events or labels. Empty without sets.
 
-    head: of the columns of names and of what was scored. windows: of each, name of a set -> its
-    scores. columns: name in the scores -> head.
+    head: of the columns of names and of numbers.
+    windows: for each window, name of a set -> its scores.
+    columns: name in the scores -> head.
     """
     rows = [[*head, *columns.values()]]
     for name in dict.fromkeys(name for sets in windows for name in sets):
@@ -352,7 +353,7 @@ def _by_set(
 
 
 def _weight_of(scores: SetScores, measure: str) -> int:
-    """Number of the events or labels of a set that a measure is over."""
+    """Number of a set's events or labels that a measure covers."""
     return scores.num_known if measure == KNOWN else scores.num_scored
 
 
@@ -367,19 +368,19 @@ def backtest(
     plan: Plan,
     progress: Callable[[str, int, int, str], None] = lambda *_: None,
 ) -> Result | None:
-    """Run all regimes with fresh facts, and the live one once for each older age of facts.
+    """Run all regimes with fresh facts, and the live one again for each older age of facts.
 
-    A window is never merged with another, however long it takes.
+    Windows are never merged, however long one takes.
 
-    progress: called with (part of the work, done, in all, unit).
-    Returns: None where no window could be scored.
+    progress: called with (part of the work, units done, units in all, name of the unit). Returns:
+    None if no window could be scored.
     """
     cut, parts = _windows(settings, log, plan)
     if not plan.initial_epochs:
-        # What was read is done; loading and making the models is part of what comes.
+        # Report the next part now: loading and creating the models belongs to it.
         progress("fresh facts", 0, log.num_edges - log.first_edge, "events")
 
-    # All regimes with fresh facts. A nightly model needs windows shorter than a day.
+    # Run all regimes with fresh facts. A nightly model needs windows shorter than a day.
     names = [
         name
         for name in LEARNED
@@ -393,7 +394,7 @@ def backtest(
     if not reported:
         return None
 
-    # The live one with older facts.
+    # Run the live regime with older facts.
     stale: dict[int | None, Measures] = {0: means(reported, "live")}
     novelty_of = {w.window.first_edge: w.novelty for w in windows}
     for age in plan.stale:
@@ -408,7 +409,8 @@ def backtest(
 
 
 def has_one_destination(log: LogReader) -> bool:
-    """Whether all events of a log lead to one node of each node set: none has a negative."""
+    """Whether all events of a log have one destination, or one for each node set: then no event has
+    a negative."""
     only: dict[int, int] = {}
     for first in range(log.first_edge, log.num_edges, SLICE_EDGES):
         dst = np.unique(log.edges(first, min(first + SLICE_EDGES, log.num_edges))[1])
@@ -425,7 +427,7 @@ def run_live(
     title: str,
     progress: Callable[[str, int, int, str], None],
 ) -> Result | None:
-    """Run the live regime alone, with fresh facts. Returns: as `backtest`."""
+    """Run only the live regime, with fresh facts. Returns: as `backtest`."""
     cut, parts = _windows(settings, log, plan)
     regimes = Regimes(settings, log, ("live",), cut, plan.initial_epochs)
     windows = _run(title, regimes, parts, progress)
@@ -440,7 +442,7 @@ def _half_life(log: LogReader, windows: Sequence[RegimeWindow], cut: int) -> int
 
 
 def _windows(settings: LearningSettings, log: LogReader, plan: Plan) -> tuple[int, list[Window]]:
-    """Returns: the first event that is reported on, and all windows of the log."""
+    """Returns: the first reported event, and all windows of the log."""
     cut = log.first_edge + int(plan.initial * (log.num_edges - log.first_edge))
     origin = int(log.time_of(np.array([cut]))[0]) if plan.from_cut else 0
     cut = log.lower_bound(origin) if plan.from_cut else cut
@@ -462,7 +464,7 @@ def _run(
     windows: Sequence[Window],
     progress: Callable[[str, int, int, str], None],
 ) -> list[RegimeWindow]:
-    """Run regimes over windows, and say how far they are. title: of the run, for the progress."""
+    """Run regimes over windows and report the progress. title: of the run."""
     reading = f"{title}, reading the first part"
     learning = f"{title}, learning the first part"
     regimes.on_initial = lambda done, total: progress(learning, done, total, "steps")
@@ -477,5 +479,5 @@ def _run(
 
 
 def _learned_at_once(window: Window) -> RegimeWindow:
-    """The entry of a window that was learned at once with others and not scored."""
+    """The entry of a window before the cut that is only part of the initial training."""
     return RegimeWindow(window=window, num_scored=0, num_known=0, scores={}, seconds={})

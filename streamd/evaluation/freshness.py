@@ -1,4 +1,4 @@
-"""Sights for backtests: events see old facts, or the state of the last midnight."""
+"""Views for backtests: with old facts, or with the state of the last midnight."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,13 +17,14 @@ from streamd.windows import Window
 
 
 class StaleSight:
-    """Facts lag: they advance every so many events of a chunk, or only with the window.
+    """A view with facts that lag: they advance after every group of events of a chunk, or once a
+    window.
 
-    Neighbours and features are fresh.
+    Neighbours and node features are fresh.
     """
 
     def __init__(self, fresh: FreshSight, live: LiveGraph, every: int | None) -> None:
-        """every: number of events after which facts advance; None: a window."""
+        """every: number of events after which facts advance; None: once a window."""
         self._fresh = fresh
         self._live = live
         self._every = every
@@ -47,7 +48,7 @@ class StaleSight:
             group = slice(np.searchsorted(asked, a), np.searchsorted(asked, b))
             at = asked[group]
             out.append(part.facts_now(self._live, at, candidates[group]))
-            # The next slice goes on in a group that this one cuts.
+            # A group that this slice cuts continues in the next slice, so facts do not advance yet.
             if b <= until:
                 self._live.advance(part.src_E[a:b], part.dst_E[a:b], part.time_E[a:b])
         return np.concatenate(out)
@@ -61,11 +62,11 @@ class StaleSight:
 
 
 class NightlySight:
-    """Facts, neighbours and features stay as of midnight, as a nightly model sees its day."""
+    """A view with facts, neighbours and node features as of midnight, for a nightly model's day."""
 
     def __init__(self, live: LiveGraph, pool: Pools) -> None:
-        """pool: of the window, from a recorder whose facts advance, so that all regimes draw the
-        same negatives."""
+        """pool: of the window, from a recorder with fresh facts, so that all regimes draw the same
+        negatives."""
         self._live = live
         self._pool = pool
 
@@ -91,10 +92,10 @@ class NightlySight:
 def destinations_in(facts_AF: Float32) -> Bools:
     """Whether each node was a destination by its row of facts, bool[A].
 
-    A model that learned events of other destinations would find new ones by being new: most
-    negatives of such an event are in the facts.
+    Events with other destinations must not be trained on: most of their negatives are in the facts,
+    so the model would identify the true destination by its being new.
     """
-    # Of several edge sets the facts of all of them come second.
+    # With several edge sets, the facts over all sets come second.
     all_sets = NUM_FACTS if facts_AF.shape[-1] > NUM_FACTS else 0
     column = all_sets + FactColumn.LOG_SECONDS_SINCE_DESTINATION
     known: Bools = facts_AF[:, column] < NEVER_LOG_SECONDS
@@ -103,8 +104,8 @@ def destinations_in(facts_AF: Float32) -> Bools:
 
 @contextmanager
 def nightly_memory_step(model: LinkModel, memory: Memory, chunk: EdgeRows) -> Iterator[Tensor]:
-    """Use memory without advancing it over the chunk, in place of `LinkModel.over`.
+    """Use memory without advancing it over the chunk, instead of `LinkModel.over`.
 
-    A nightly model's memory advances at midnight only.
+    A nightly model's memory advances only at midnight.
     """
     yield model.updated(memory)

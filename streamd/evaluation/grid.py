@@ -1,4 +1,4 @@
-"""A grid runs settings side by side on the same log, and says which to take."""
+"""A grid runs combinations of settings on the same log, and recommends one of them."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -29,12 +29,14 @@ from streamd.training.measures import Measures
 from streamd.windows.intervals import MIN_WINDOWS, Difference, score_text
 
 MAX_COMBINATIONS = 32
-"""Most combinations of a grid: five settings of two values. Each is a whole run over the log."""
+"""The most combinations of a grid: five settings of two values. Each is a whole run over the
+log."""
 COMPARABLE = ("model", "training", "graph", "gpu", "device")
-"""Branches and settings that a grid may vary: they change scores or cost, and neither the events
-nor the windows, by which runs are compared."""
+"""Branches and settings that a grid may vary: they change scores or cost, but not the events and
+windows over which runs are compared."""
 SAME_COST = 1.1
-"""Runs whose seconds differ by less than a tenth cost the same: measured again, they may swap."""
+"""Runs within this factor of seconds cost the same: in a repeated measurement their order may
+change."""
 COLUMNS = ("", "MRR\nknown", "AP", "better than\nfirst by", "s per\nwindow")
 """Head of `GridResult.table`."""
 
@@ -49,14 +51,14 @@ class Combination:
 
 @dataclass(frozen=True)
 class Run:
-    """A combination that was run. result: of the live regime and the rules."""
+    """The run of a combination. result: of the live regime and the rules."""
 
     name: str
     result: Result
 
     @property
     def windows(self) -> list[RegimeWindow]:
-        """The windows that are reported on."""
+        """The reported windows."""
         return self.result.windows
 
     @property
@@ -66,27 +68,27 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Mean wall time in seconds to score and learn a window."""
+        """Mean wall time in seconds to score a window and train on it."""
         return self.result.seconds("live") or 0.0
 
     @property
     def compared_mrr(self) -> float:
-        """Its MRR over the events by which runs compare, as of `Result.measure`."""
+        """MRR over the events by which runs are compared, as in `Result.measure`."""
         return self.mean[self.result.measure]
 
     def better_than(self, other: "Run", measure: str | None = None) -> Difference:
-        """By how much its MRR is above another run's. measure: as of `Result.difference`."""
+        """By how much its MRR is above another run's. measure: as in `Result.difference`."""
         return mrr_difference((self.windows, "live"), (other.windows, "live"), measure)
 
 
 @dataclass(frozen=True)
 class GridResult:
-    """What a grid found. runs: of the settings in force first, on the same windows each."""
+    """The results of a grid. runs: on the same windows, the settings in force first."""
 
     runs: list[Run]
 
     def table(self) -> list[list[str]]:
-        """A row a run, as text."""
+        """A row for each run, as text."""
         first = self.runs[0]
         return [
             [
@@ -99,8 +101,8 @@ class GridResult:
         ]
 
     def advice(self) -> str:
-        """Which settings to take, the cheapest of those level with the best, and the verdict on
-        live under them."""
+        """A recommendation: the cheapest settings among those level with the best, and the verdict
+        on the live regime under them."""
         best = max(self.runs, key=lambda run: run.compared_mrr)
         count = len(best.windows)
         if count < MIN_WINDOWS:
@@ -108,7 +110,7 @@ class GridResult:
         others = [run for run in self.runs if run is not best]
         level = [best, *(run for run in others if best.better_than(run).is_level)]
 
-        # Of those that cost the same, the first: what is in force changes only for a reason.
+        # Among those of equal cost take the first: the settings in force change only for a reason.
         cheapest = min(run.seconds for run in level)
         in_order = [run for run in self.runs if run in level]
         take = next(run for run in in_order if run.seconds <= SAME_COST * cheapest)
@@ -116,7 +118,7 @@ class GridResult:
             f"Take {take.name}: MRR {score_text(take.compared_mrr)} at {take.seconds:.3f} s a "
             "window"
         )
-        # Nothing is cheaper and as good as what is taken.
+        # None of the others is both cheaper and as good.
         if take is not best:
             by = comparison(f"the best ({best.name})", take.better_than(best))
             text += f"; it {by}, and cheaper than its {best.seconds:.3f} s"
@@ -144,12 +146,13 @@ class GridResult:
 def combinations(
     grid: Sequence[str], load: Callable[[Mapping[str, Any]], Settings]
 ) -> list[Combination]:
-    """The settings that a grid asks for, without repeats.
+    """The combinations of a grid's settings, without repeats.
 
-    Args: grid: texts such as "training.epochs=1,2"; values are written as in the settings file.
-    load: makes settings of values by dotted key, over those in force.
-    Returns: the settings in force first, then all combinations of the values, in their order.
-    Raises: SettingsError naming a key or value that cannot be, or how many combinations were asked.
+    grid: texts such as "training.epochs=1,2", with values as in the settings file.
+    load: makes settings from values by dotted key, over those in force.
+
+    Returns: the settings in force first, then all combinations of the values, in order. Raises:
+    SettingsError for an invalid key or value, or too many combinations.
     """
     values_by_key: dict[str, list[Any]] = {}
     for text in grid:
@@ -164,7 +167,7 @@ def combinations(
             "give fewer values, or vary some settings after the others.",
         )
 
-    # All are checked before the first is run, which may take hours.
+    # Check all of them before the first run, which may take hours.
     out: list[Combination] = []
     for chosen in (None, *product(*values_by_key.values())):
         settings = load({} if chosen is None else dict(zip(values_by_key, chosen, strict=True)))
@@ -188,7 +191,7 @@ def _parsed(text: str) -> tuple[str, list[Any]]:
             "write it as training.epochs=1,2.",
         )
 
-    # Unknown keys are left to `load_settings`, which names the nearest known one.
+    # `load_settings` refuses unknown keys, and names the nearest known one.
     known = {".".join(path) for path in leaves()}
     if key in known and key.split(".")[0] not in COMPARABLE:
         raise SettingsError(
@@ -206,7 +209,7 @@ def run_grid(
 ) -> GridResult | None:
     """Run the live regime under each combination, one after the other.
 
-    progress: as `backtest`. Returns: None where no window could be scored.
+    progress: as in `backtest`. Returns: None if no window could be scored.
     """
     runs = []
     for number, one in enumerate(asked, 1):

@@ -1,5 +1,5 @@
-"""Scores of a window's labels: by the label head of each regime, and by two rules that learn
-nothing."""
+"""Scores of a window's labels: by the label head of each regime, and by two rules without
+training."""
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,17 @@ from streamd.training.measures import (
 from streamd.windows.history import SetScores
 
 AVERAGE = "moving_average"
-"""A rule: the mean target of a node's last labels; of all labels of its node set where it has
-none."""
+"""A rule: the mean target of a node's last labels; for a node without labels, of all labels of its
+node set."""
 MEAN = "mean"
 """A rule: the mean target of all labels of the node set so far."""
 
 
 class ScoredLabels(NamedTuple):
-    """Measures of a window's labels: of all, regime or rule -> measures, and of each node set as
-    `label_scores_of_sets` has them."""
+    """Measures of a window's labels.
+
+    table: regime or rule -> measures of all labels. node_sets: as in `label_scores_of_sets`.
+    """
 
     num_scored: int
     table: dict[str, Measures]
@@ -35,10 +37,10 @@ class ScoredLabels(NamedTuple):
 
 
 class LabelRules:
-    """Predicts labels by the two rules. Owner: the regimes that they are compared with."""
+    """Predicts labels by the two rules. Owner: the regimes with which they are compared."""
 
     def __init__(self, node_sets: Sequence[str]) -> None:
-        """node_sets: names of the log's."""
+        """node_sets: names of the log's node sets."""
         self._node_sets = node_sets
         self._last: dict[int, deque[Float32]] = {}
         # By the number of the node set.
@@ -51,7 +53,8 @@ class LabelRules:
         self._parts = []
 
     def add(self, labels: LabelInputs) -> None:
-        """Predict a chunk's labels from those of earlier chunks, then take them in."""
+        """Predict a chunk's labels from those of earlier chunks, then add them to the rules'
+        state."""
         around = labels.around
         node_L = around.node_M[around.hops[0].root_U[labels.node_L]].tolist()
         target_LT = labels.target_LT.numpy()
@@ -60,14 +63,14 @@ class LabelRules:
         for number, count in self._count.items():
             mean_LT[set_L == number] = self._sum[number] / count
 
-        # As of the chunk's start, like the inputs of the head.
+        # Predict as of the chunk's start, like the label head.
         average_LT = mean_LT.copy()
         for i, node in enumerate(node_L):
             if node in self._last:
                 average_LT[i] = np.mean(self._last[node], 0)
         self._parts.append(LabelScores(average_LT, mean_LT, target_LT, set_L))
 
-        # Take them in, in order of time.
+        # Add them, in order of time.
         for node, target_T in zip(node_L, target_LT, strict=True):
             self._last.setdefault(node, deque(maxlen=LAST_LABELS)).append(target_T)
         for number in np.unique(set_L).tolist():
@@ -78,7 +81,7 @@ class LabelRules:
     def measured(self, task: str, heads: Mapping[str, Sequence[LabelScores]]) -> ScoredLabels:
         """Measures of the labels since `begin`.
 
-        task: as `label_measures`. heads: regime -> what its head predicted of the same labels.
+        task: as in `label_measures`. heads: regime -> its head's predictions of the same labels.
         """
         if not self._parts:
             return ScoredLabels(0, {}, {})

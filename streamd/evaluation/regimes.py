@@ -1,18 +1,18 @@
 """Regimes are ways of keeping a model up to date, compared over the same windows and negatives.
 
-All are of one architecture, and share epochs, replay and starting point:
+All have the same architecture, and share epochs, replay and starting point:
 
-- live: learns every window after it was scored;
-- live without replay: the same, but learns nothing of the past again;
-- frozen: learns like the live one until a cut. Then its weights are fixed, and its rate of new
-  destinations, while graph, facts, memory and the running statistics of its inputs advance;
-- nightly weights, live state: learns each midnight (of event time) over the day before, from
+- live: trains on every window after scoring it;
+- live without replay: the same, but never trains on past events again;
+- frozen: trains like live until a cut. Then its weights and its rate of new destinations are fixed,
+  while graph, facts, memory and the running statistics of its inputs advance;
+- nightly weights, live state: trains at each midnight (of event time) on the day before, with
   inputs as of each event;
-- nightly: the same, but its weights, graph, facts and memory are fixed for the day, and it learns
-  from inputs of that staleness. On the first day, with no day before it, it equals the one above.
+- nightly: the same, but its weights, graph, facts and memory are fixed for the day, and it trains
+  on equally stale inputs. On the first day, with no day before it, it equals the regime above.
 
-Rules that learn nothing are scored too: EdgeBank, popularity at each half-life, and partners +
-popularity; of labels, means.
+Rules without training are scored too: EdgeBank, popularity at each half-life, and partners +
+popularity; for labels, means.
 """
 
 import time
@@ -44,9 +44,9 @@ T = TypeVar("T")
 DAY_US = 86_400_000_000
 """A day in microseconds."""
 SKIPPED = 0.05
-"""Share of the events before the cut that is not learned: it only fills graph, facts and memory."""
+"""Share of the events before the cut without training: they only fill graph, facts and memory."""
 LEARNED = ("live", "no_replay", "nightly", "nightly_live", "frozen")
-"""The regimes, which learn; rules do not."""
+"""The regimes, which train; rules do not."""
 ALIKE = {"frozen": "live", "nightly": "nightly_live"}
 """Regime -> the one that it equals at first: until the cut, and until the first night."""
 
@@ -55,13 +55,15 @@ ALIKE = {"frozen": "live", "nightly": "nightly_live"}
 class RegimeWindow:
     """The scores of one window.
 
-    num_scored: scored events. num_known: those whose destination was one before. novelty: of them.
-    scores: regime or rule -> measures; popularity once per half-life.
-    seconds: regime -> wall time to score and learn.
-    num_labels: scored labels. labels: regime or rule of labels -> measures of them.
-    edge_sets, node_sets: as of `scores_of_sets` and, of labels, `label_scores_of_sets`.
-    nightly_learned: whether the nightly models had learned a day before it; until then they answer
+    num_scored: number of scored events. num_known: of those with a known destination. novelty: of
+    the scored events.
+    scores: regime or rule -> measures; popularity once for each half-life.
+    seconds: regime -> wall time to score and train.
+    num_labels: number of scored labels. labels: regime or rule of labels -> measures of them.
+    edge_sets: as in `scores_of_sets`. node_sets: as in `label_scores_of_sets`.
+    nightly_learned: whether the nightly models trained before this window; until then they answer
     as the rule does.
+    mean_negatives: mean number of negatives of a scored event, 0 without any.
     """
 
     window: Window
@@ -82,8 +84,8 @@ class Regimes:
     """Runs regimes over windows. It owns its learners, which others only read, and its recorders.
 
     learners: regime -> its learner.
-    base: the one model that learns all events before the cut at once; None after it has, and where
-    windows are learned one by one.
+    base: the one model of the initial training on all events before the cut; None after that
+    training, and without it.
 
     Owner: one thread.
     """
@@ -98,16 +100,15 @@ class Regimes:
         stale_events: int | None = 0,
         novelty_of: Mapping[int, Novelty] | None = None,
     ) -> None:
-        """names: of LEARNED. cut: id of the event from which the frozen weights are fixed.
-
-        initial_epochs: where above 0, events before the cut are not scored. One model learns them
-        at once, for so many epochs, and all regimes begin as copies of it. The first twentieth only
+        """names: of LEARNED. cut: id of the event at which the frozen weights become fixed.
+        initial_epochs: above 0, events before the cut are not scored. One model trains on them at
+        once, for this many epochs, and all regimes begin as copies of it. The first twentieth only
         fills graph, facts and memory.
         stale_events: age of facts in events; None: a window.
-        novelty_of: first event of a window -> novelty of its scored events. Fresh facts say it; a
-        run with older ones is given it by one with fresh ones.
+        novelty_of: first event of a window -> novelty of its scored events, for a run with older
+        facts; it comes from a run with fresh ones.
         """
-        # Where windows lie.
+        # Settings and the bounds of windows.
         self._settings = settings
         self._log = log
         self._cut = cut
@@ -119,14 +120,15 @@ class Regimes:
         self._day: int | None = None
         self._day_edge = 0
 
-        # One recorder for the regimes whose state moves, one for the nightly model.
+        # One recorder for the regimes with a live state, one for the nightly model.
         self._recorder = Recorder(settings, log)
         if stale_events != 0:
             fresh = FreshSight(self._recorder.live)
             self._recorder.sight = StaleSight(fresh, self._recorder.live, stale_events)
         self._nightly_recorder = Recorder(settings, log) if "nightly" in names else None
 
-        # A learner per regime. A night replays as much as the windows of its day together.
+        # A learner for each regime. A night replays as many events as the windows of its day
+        # together.
         hours = max(1, DAY_US // self._width_us)
         daily = _with_training(settings, replay_events=settings.training.replay_events * hours)
         of_regime = {
@@ -137,14 +139,14 @@ class Regimes:
         self.learners = {
             name: _new_learner(of_regime.get(name, settings), log, stale_events) for name in names
         }
-        # While two are alike, one of them runs.
+        # While two regimes are equal, only one of them runs.
         self._alike = {n: other for n, other in ALIKE.items() if {n, other} <= set(names)}
         self._label_rules = LabelRules(log.state.schema.node_set_names)
         self.base = _new_learner(settings, log, stale_events) if initial_epochs else None
         self._nightly_is_stale = False
         self._seconds = dict.fromkeys(names, 0.0)
         self.on_initial: Callable[[int, int], None] = lambda done, total: None
-        """Called with (steps done, in all) while the events before the cut are learned at once."""
+        """Called with (steps done, steps in all) during the initial training."""
 
     @property
     def _running(self) -> dict[str, Learner]:
@@ -152,34 +154,37 @@ class Regimes:
         return {name: own for name, own in self.learners.items() if name not in self._alike}
 
     def _part(self, name: str) -> None:
-        """Let a regime continue by itself, from the state of the one that it equalled until now."""
+        """Separate a regime, with a copy of the state of the one that it has equalled."""
         if name in self._alike:
             self.learners[name].take_over(self.learners[self._alike.pop(name)])
 
     def _add_alike(self, of_regime: dict[str, T]) -> None:
-        """Give regimes that are still alike what those have that run in their place."""
+        """Copy the values of running regimes to the regimes that still equal them."""
         for name, other in self._alike.items():
             if other in of_regime:
                 of_regime[name] = of_regime[other]
 
     def is_initial(self, window: Window) -> bool:
-        """Whether a window is learned at once with others, and not scored."""
+        """Whether a window is only part of the initial training, and not scored."""
         return self._epochs > 0 and window.first_edge < self._cut
 
     def window(self, window: Window) -> RegimeWindow | None:
-        """Score a window under every regime, then let the regimes learn whose turn it is.
+        """Score a window under every regime, then train the regimes that are due.
 
-        Returns: None for a window that is learned at once with others.
+        1. Train those that are due at the cut or at midnight.
+        2. Score events and labels under all regimes and rules.
+        3. Train those that are due after each window: earlier, scores would not be predictions.
+        Returns: None for a window that is only part of the initial training.
         """
-        # Like the trainer, neither score nor learn a window of mostly late events.
+        # Like the trainer, neither score nor train on a window of mostly late events.
         recorded = not is_mostly_late(self._log, window)
 
-        # Before the cut: read the window for the one model that learns at once.
+        # Before the cut: record the window for the initial training.
         if self.base is not None and self.is_initial(window):
             self._read(window, recorded, self.base)
             return None
 
-        # Whoever learns at the cut or at midnight does so before the window is scored.
+        # 1. Regimes that train at the cut or at midnight do so before the window is scored.
         if self.base is not None:
             self._begin_alike(window.first_edge)
         self._seconds = dict.fromkeys(self.learners, 0.0)
@@ -190,7 +195,7 @@ class Regimes:
                 self.learners["frozen"].model.new_destinations.hold()
         nightly_learned = "nightly" in self.learners and self.learners["nightly"].num_learned > 0
 
-        # Score it by all, then learn it: labels are measured before any of them is learned.
+        # 2. Score by all, before any training on the window.
         for name in ("live", "no_replay", "frozen"):
             if name in self._running:
                 self.learners[name].begin()
@@ -205,6 +210,7 @@ class Regimes:
         self._add_alike(parts)
         self._add_alike(heads)
         labels = self._label_rules.measured(self._settings.model.labels, heads)
+        # 3. Train.
         self._learn_by_turns(window.first_edge)
         self._add_alike(self._seconds)
 
@@ -227,7 +233,7 @@ class Regimes:
         )
 
     def _read(self, window: Window, recorded: bool, base: Learner) -> None:
-        """Read a window before the cut for the model that learns all of them at once."""
+        """Record a window before the cut for the initial training."""
         first = self._first + int(SKIPPED * (self._cut - self._first))
         for chunk in prefetch(self._recorder.chunks(window, recorded, first_recorded=first)):
             base.score(chunk)
@@ -239,14 +245,14 @@ class Regimes:
     ) -> tuple[dict[str, list[Float32]], Novelty, Int64, Int64]:
         """Score a window chunk by chunk under every regime and rule.
 
-        Returns: their scores, float32[E, 101] a chunk; the novelty of the events; of each
-        the number of its edge set and that of its negatives, int64[E].
+        Returns: their scores, float32[E, 101] for each chunk; the novelty of the events; and for
+        each event the number of its edge set and the number of its negatives, int64[E].
         """
         if self._nightly_is_stale and self._nightly_recorder is not None:
             pool = self._recorder.sight.pool_of(window)
             self._nightly_recorder.sight = NightlySight(self._nightly_recorder.live, pool)
 
-        # The rules, and the regimes with a state that moves.
+        # Rules, and regimes with a live state.
         parts: dict[str, list[Float32]] = {}
         novelty = []
         sets = [np.zeros(0, np.int64)]
@@ -265,7 +271,7 @@ class Regimes:
                     ranked = among_candidates(scores, chunk.is_candidate_EC)
                     parts.setdefault(name, []).append(ranked)
 
-        # The nightly model, from its own recorder.
+        # The nightly model, with its own recorder.
         if self._nightly_is_stale and self._nightly_recorder is not None:
             for chunk in self._nightly_recorder.chunks(window, recorded):
                 self._add(parts, "nightly", chunk)
@@ -277,18 +283,19 @@ class Regimes:
         )
 
     def _learn_by_turns(self, edge: int) -> None:
-        """Let the regimes that learn each window do so. edge: the window's first event."""
+        """Train the regimes that train after each window. edge: the window's first event."""
         for name in ("live", "no_replay"):
             if name in self.learners:
                 self._learn(name, edge)
-        # A frozen model's statistics of inputs move on.
+        # A frozen model's statistics of inputs keep advancing.
         if "frozen" in self._running and edge < self._cut:
             self._learn("frozen", edge)
         elif "frozen" in self._running:
             self.learners["frozen"].observe()
 
     def _begin_alike(self, edge: int) -> None:
-        """Learn all events before the cut, and let every regime begin as a copy of that model."""
+        """Train on all events before the cut, and let every regime begin as a copy of that
+        model."""
         assert self.base is not None
         self.base.on_progress = self.on_initial
         self.base.learn(edge, epochs=self._epochs)
@@ -298,7 +305,12 @@ class Regimes:
         self.base = None
 
     def _midnight(self, window: Window) -> None:
-        """Where a window begins another day, let the nightly models learn the day before it."""
+        """If a window begins another day, train the nightly models on the day before it.
+
+        1. Train, on inputs and memory recorded during the day.
+        2. Separate nightly from nightly_live.
+        3. Advance nightly's graph and facts to the window, fixed for the new day.
+        """
         day = window.start_us // DAY_US
         if day == self._day:
             return
@@ -317,13 +329,14 @@ class Regimes:
         self._day_edge = window.first_edge
 
     def _learn(self, name: str, edge: int) -> None:
-        """Let a regime learn what it scored, and add to its wall time. edge: the first event."""
+        """Train a regime on the events that it scored, and add to its wall time. edge: the first
+        event."""
         begun = time.perf_counter()
         self.learners[name].learn(edge)
         self._seconds[name] += time.perf_counter() - begun
 
     def _add(self, parts: dict[str, list[Float32]], name: str, chunk: Chunk) -> None:
-        """Score a chunk under a regime, by the rule before it learned anything; add the scores."""
+        """Score a chunk under a regime, by the rule before its first training; add the scores."""
         begun = time.perf_counter()
         learner = self.learners[name]
         logits = learner.score(chunk)
@@ -335,16 +348,16 @@ class Regimes:
 
 
 def _new_learner(settings: LearningSettings, log: LogReader, stale_events: int | None) -> Learner:
-    """A learner from facts of an age, as `Regimes` has it."""
+    """A learner for facts of an age, as in `Regimes`."""
     learner = Learner(settings, log, ReplayStore.of(settings))
     if stale_events != 0:
-        # To older facts destinations are new that had their first events since.
+        # Older facts take destinations for new that had their first events since.
         learner.model.new_destinations.stop()
     return learner
 
 
 def _with_training(settings: LearningSettings, **changed: int | str) -> LearningSettings:
-    """The settings with some of `training` changed to values that are known to be good."""
+    """The settings with some valid values of `training` replaced."""
     return replace(settings, training=settings.training.model_copy(update=changed))
 
 
@@ -358,7 +371,8 @@ def _rules(facts_ECF: Float32) -> dict[str, Float32]:
 def best_half_life(windows: Sequence[RegimeWindow], first: int, cut: int) -> int:
     """Number of the popularity half-life with the best MRR before the cut.
 
-    The scored windows that begin in the events [first, cut) decide; without any it is the third.
+    It is chosen on scored windows that begin in the events [first, cut); without any it is the
+    third.
     """
     tuning = [w for w in windows if first <= w.window.first_edge < cut and w.num_scored]
     if not tuning:

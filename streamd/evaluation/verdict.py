@@ -1,5 +1,5 @@
-"""The verdict of a backtest, in one sentence of three clauses: live against the best rule, against
-nightly, and what its lead comes from."""
+"""The verdict of a backtest, in one sentence of three clauses: live against the best rule, live
+against nightly, and the causes of its lead."""
 
 from collections.abc import Mapping
 
@@ -7,25 +7,25 @@ from streamd.evaluation.backtest import RULES, TITLES, Result, counted
 from streamd.windows.intervals import MIN_WINDOWS, Difference
 
 GIVE_MORE = f"it takes {MIN_WINDOWS}, so give more events or a smaller windows.width_seconds"
-"""The number of windows that is enough, and how to get it."""
+"""The number of windows that is enough, and the ways to get it."""
 LEARNING = "learning each window"
-"""Name of a cause, against weights that learn each night or no more."""
+"""Name of a cause: training on each window, as opposed to each night or not at all."""
 LITTLE = 0.005
-"""MRR below which a sure difference is called little: another seed moves MRR by up to .002, another
-graph layer by .001 to .005."""
+"""A significant difference below this MRR is called little: another seed moves MRR by up to .002,
+another graph layer by .001 to .005."""
 
 
 def verdict_of(result: Result) -> str:
-    """The verdict on live. With too few windows a sentence that says so, with too few negatives
-    one more."""
+    """The verdict on live. With too few windows it is a sentence on that; with too few negatives it
+    has one more sentence."""
     why = why_no_nightly(result)
     nightly = None if why else result.difference("live", "nightly")
-    # Without nightly weights to begin from, all of learning counts.
+    # Without nightly weights to compare with, the cause is training as a whole.
     if nightly is None:
         learning = {LEARNING: result.difference("live", "frozen")}
         causes = f"{effects(learning)} over frozen weights"
     else:
-        # These two add up to the difference to nightly.
+        # These two differences add up to the difference to nightly.
         state = result.difference("nightly_live", "nightly")
         learning = {LEARNING: result.difference("live", "nightly_live")}
         causes = effects({"state": state} | learning, nightly)
@@ -34,14 +34,13 @@ def verdict_of(result: Result) -> str:
 
 
 def over_best_rule(result: Result) -> tuple[str, Difference]:
-    """The best rule by its MRR over the events by which models compare, and live's difference to
-    it."""
+    """The rule with the best MRR by `Result.measure`, and live's difference to it."""
     rule = max(RULES, key=lambda name: result.mean(name)[result.measure])
     return TITLES[rule], result.difference("live", rule)
 
 
 def why_no_nightly(result: Result) -> str:
-    """Why live is not compared with nightly, as a clause; empty if it is."""
+    """Reason why live is not compared with nightly, as a clause; empty if it is."""
     if "nightly" not in result.windows[0].scores:
         return "windows are a day or longer"
     if not result.nightly_windows:
@@ -55,15 +54,16 @@ def why_no_nightly(result: Result) -> str:
 def verdict(
     subject: str, rule: str, over_rule: Difference, nightly: Difference | str, causes: str
 ) -> str:
-    """The three clauses.
+    """The three clauses as one sentence.
 
-    Args: subject: what is judged. rule: name of the best rule. over_rule: the subject's difference
-    to it, in MRR. nightly: that to nightly, or why there is none. causes: what the lead comes from,
-    as a clause.
+    subject: the judged run. rule: name of the best rule. over_rule: the subject's difference to it,
+    in MRR.
+    nightly: the difference to nightly, or the reason for its absence. causes: of the lead, as a
+    clause.
     """
     if not over_rule.is_sure:
         return f"{too_few(over_rule.num_windows)} to tell live from the others: {GIVE_MORE}."
-    # A rule is cheaper than any model.
+    # Unless the subject is ahead, mention that a rule is cheaper than any model.
     is_ahead = not over_rule.is_level and over_rule.mean > 0
     best = f"the best rule ({rule}{'' if is_ahead else ', which needs no training'})"
     against_nightly = (
@@ -75,12 +75,12 @@ def verdict(
 
 
 def too_few(num_windows: int) -> str:
-    """The begin of a sentence about fewer windows than `MIN_WINDOWS`."""
+    """The beginning of a sentence about fewer windows than `MIN_WINDOWS`."""
     return f"{num_windows} {'window is' if num_windows == 1 else 'windows are'} too few"
 
 
 def comparison(other: str, by: Difference) -> str:
-    """A difference to another as a verb, such as "beats nightly by .110 ± .010 MRR"."""
+    """A difference as a verb phrase, such as "beats nightly by .110 ± .010 MRR"."""
     if by.is_level:
         return f"is level with {other}, {by} MRR"
     if by.mean < 0:
@@ -89,10 +89,10 @@ def comparison(other: str, by: Difference) -> str:
 
 
 def effects(causes: Mapping[str, Difference], whole: Difference | None = None) -> str:
-    """What causes bring, as a clause. causes: name -> difference that it makes, in MRR. whole:
-    their sum."""
+    """The effects of causes, as a clause. causes: name -> its difference in MRR. whole: their
+    sum."""
     if whole is not None and all(by.is_level for by in causes.values()):
-        # Parts that are each too small to show may be enough together.
+        # Effects that are each too small to show may show together.
         if whole.is_level:
             return f"neither {' nor '.join(causes)} brings anything that shows"
         verb = "bring" if whole.mean > 0 else "cost"

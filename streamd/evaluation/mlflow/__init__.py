@@ -1,1 +1,1 @@
-"""What backtests and the live model give to MLflow, by its own client."""
+"""Logging of backtests and of the live model to MLflow, by MLflow's own client."""

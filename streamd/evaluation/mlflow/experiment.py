@@ -1,6 +1,6 @@
 """Runs of an MLflow experiment, written by MLflow's own client (`streamd-gnn[mlflow]`).
 
-Credentials are read by that client, from the variables MLFLOW_TRACKING_*.
+The client reads credentials from the variables MLFLOW_TRACKING_*.
 """
 
 import math
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 PARAMS = ("model", "training", "windows", "graph", "gpu", "bootstrap", "registry", "device")
-"""Settings that are logged: those of the model and of its learning."""
+"""Logged settings: those of the model and of its training."""
 MAX_PARAM = 6000
-"""Longest value of a parameter that MLflow takes."""
+"""Longest value of a parameter that MLflow accepts."""
 PARAMS_AT_ONCE, METRICS_AT_ONCE = 100, 1000
-"""Most of one request, as MLflow limits it."""
+"""MLflow's limits of one request."""
 CLIENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-"""MLflow's own variables, if they are not set: few tries, as a failure is tried again here."""
+"""MLflow's own variables, set unless they exist: few retries, since the caller retries."""
 INSTALL = "pip install 'streamd-gnn[mlflow]'"
 
 
 def is_installed() -> bool:
-    """Whether MLflow's client is."""
+    """Whether MLflow's client is installed."""
     return find_spec("mlflow") is not None
 
 
 def params_of(settings: Settings) -> dict[str, str]:
-    """The settings of the model and of its learning, by dotted key."""
+    """The settings of the model and of its training, by dotted key."""
     values = effective(settings).items()
     return {key: str(v)[:MAX_PARAM] for key, v in values if key.partition(".")[0] in PARAMS}
 
@@ -49,22 +49,22 @@ class Runs:
     """Writes runs of one experiment. Owner: one thread. Methods raise TrackingError."""
 
     def __init__(self, settings: MlflowSettings) -> None:
-        """Connects to nothing yet. Raises: TrackingError if the client is not installed."""
+        """Does not connect yet. Raises: TrackingError if the client is not installed."""
         if not is_installed():
             raise TrackingError("mlflow.tracking_uri is set, and MLflow is not installed.", INSTALL)
         self._settings = settings
-        # The client reads these when it is imported.
+        # The client reads these variables at import.
         for name, value in CLIENT.items():
             os.environ.setdefault(name, value)
         if urlsplit(settings.tracking_uri).scheme in ("", "file"):
-            # MLflow asks for this before it writes to a folder.
+            # MLflow requires this to write to a folder.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._made: MlflowClient | None = None
         self._experiment = ""
 
     @contextmanager
     def _client(self) -> Iterator["MlflowClient"]:
-        """Yield the client. Raises: TrackingError for any failure of it."""
+        """Yield the client. Raises: TrackingError for any failure inside the context."""
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 
@@ -79,7 +79,7 @@ class Runs:
             ) from None
 
     def experiment(self) -> str:
-        """The id of the experiment, which is made if it is missing."""
+        """The id of the experiment, which is created if it is missing."""
         if not self._experiment:
             with self._client() as client:
                 found = client.get_experiment_by_name(self._settings.experiment)
@@ -107,11 +107,13 @@ class Runs:
         time_us: int,
         model: str | None = None,
     ) -> None:
-        """Log values at a step; those that are not finite are left out. time_us: event time. model:
-        id of the version that they are of."""
+        """Log the finite ones of some values at a step.
+
+        time_us: event time. model: id of the version to which they belong.
+        """
         from mlflow.entities import Metric
 
-        # MLflow's times are milliseconds.
+        # MLflow's timestamps are milliseconds.
         rows = [
             Metric(_name(key), value, time_us // 1000, step, model_id=model)
             for key, value in values.items()
@@ -124,7 +126,7 @@ class Runs:
     def add_version(
         self, run: str, name: str, params: Mapping[str, str], tags: Mapping[str, str]
     ) -> str:
-        """Add a version of the model that a run learns. Returns: its id."""
+        """Add a version of a run's model. Returns: its id."""
         experiment = self.experiment()
         with self._client() as client:
             made = client.create_logged_model(
@@ -151,5 +153,5 @@ class Runs:
 
 
 def _name(key: str) -> str:
-    """A name that MLflow takes for a metric."""
+    """Replace characters that MLflow does not accept in the name of a metric."""
     return re.sub(r"[^\w.\- /]", "_", key)[:250]

@@ -1,6 +1,6 @@
 """Logs the windows of the live model to MLflow, as the trainer writes them to its history.
 
-The history file is the queue: it is on disk, and learning waits for nothing here.
+The history file is the queue: it is on disk, and training never waits for MLflow.
 """
 
 import time
@@ -22,14 +22,17 @@ from streamd.windows.history import HistoryReader, WindowRecord
 
 logger = structlog.get_logger()
 FILE = "train/mlflow.json"
-"""File in the data directory with the run, and the newest window logged to it."""
+"""File in the data directory with the run and the newest window logged to it."""
 RETRY_SECONDS = 10.0
 """Pause after a failure."""
 
 
 class _Logged(msgspec.Struct, frozen=True, kw_only=True):
-    """What was logged. until_us: end of the newest window. params: of the run. versions: ids of the
-    newest versions by name."""
+    """The progress of logging.
+
+    params: of the run. until_us: end of the newest logged window.
+    versions: ids of the newest versions by name.
+    """
 
     tracking_uri: str
     experiment: str
@@ -40,15 +43,17 @@ class _Logged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 KEPT_VERSIONS = 3
-"""Newest versions whose ids are kept: one of them has scored the next window."""
+"""Number of the newest versions with a stored id: one of them will have scored the next window."""
 
 
 class LiveRun:
     """Follows the history and logs each window once. Owner: a thread of the trainer's process."""
 
     def __init__(self, settings: MlflowSettings, params: dict[str, str], data_dir: Path) -> None:
-        """params: settings of the model. data_dir: of what is learned. Raises: TrackingError if
-        MLflow's client is not installed."""
+        """params: settings of the model. data_dir: of the trainer.
+
+        Raises: TrackingError if MLflow's client is not installed.
+        """
         self._runs = Runs(settings)
         self._fresh = _Logged(
             tracking_uri=settings.tracking_uri,
@@ -64,11 +69,12 @@ class LiveRun:
 
     @classmethod
     def of(cls, settings: Settings, paths: Paths) -> "LiveRun":
-        """That of these settings. paths: of the trainer."""
+        """The live run for these settings. paths: of the trainer."""
         return cls(settings.mlflow, params_of(settings), paths.learned)
 
     def step(self, wait_seconds: float = 0.0) -> None:
-        """Log new windows, or wait for some. A failure is logged now and then, and tried again."""
+        """Log new windows, or wait for some. A failure is retried; repeated failures are logged
+        only now and then."""
         records = self._history.refresh()
         logged = self._read()
         waiting = len(records) - _first_new(records, logged)
@@ -87,10 +93,10 @@ class LiveRun:
             metrics.mlflow_waiting.set(0)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: no connection stays open."""
 
     def _read(self) -> _Logged:
-        """What was logged so far; nothing where that is elsewhere or of other settings."""
+        """The stored progress; none if it is of another MLflow server, experiment or settings."""
         fresh = self._fresh
         try:
             found = msgspec.json.decode(self._path.read_bytes(), type=_Logged)
@@ -98,35 +104,36 @@ class LiveRun:
             return fresh
         if (found.tracking_uri, found.experiment) != (fresh.tracking_uri, fresh.experiment):
             return fresh
-        # Another run of the same stream continues at the same window.
+        # With other settings, a new run continues after the last logged window.
         same = found.params == fresh.params
         return found if same else msgspec.structs.replace(fresh, until_us=found.until_us)
 
     def _log(self, logged: _Logged, records: list[WindowRecord]) -> None:
-        """Log the records that were not logged. Raises: TrackingError, OSError."""
+        """Log the records that are new, storing the progress after each. Raises: TrackingError,
+        OSError."""
         if not logged.run:
             tags = {"streamd_kind": "live"}
             run = self._runs.begin(self._name, logged.params, tags)
             logged = msgspec.structs.replace(logged, run=run)
-        # A window that is learned again after a stop was logged before.
+        # Records are compared by time: after a restart the trainer may write logged windows again.
         for index in range(_first_new(records, logged), len(records)):
             record = records[index]
             model = logged.versions.get(record.scored_by)
             self._runs.log(logged.run, values_of(record), index, record.end_us, model)
-            # A window that was promoted made a version, which scores later ones.
+            # A promotion created a version, which scores later windows.
             versions = logged.versions
             if record.promoted and record.version != record.scored_by:
                 tags = {"streamd_reason": record.reason, "streamd_window": str(index)}
                 made = self._runs.add_version(logged.run, record.version, logged.params, tags)
                 versions = dict([*versions.items(), (record.version, made)][-KEPT_VERSIONS:])
                 self._runs.tag(logged.run, {"streamd_champion": record.version})
-            # After each window: a restart logs at most one again.
+            # Store after each window: a restart logs at most one window twice.
             logged = msgspec.structs.replace(logged, until_us=record.end_us, versions=versions)
             write_durably(self._path, msgspec.json.encode(logged))
 
 
 def _first_new(records: list[WindowRecord], logged: _Logged) -> int:
-    """Index of the first window that was not logged; windows ascend."""
+    """Index of the first window that was not logged; windows are in ascending order of time."""
     return bisect_right(records, logged.until_us, key=lambda record: record.end_us)
 
 

@@ -1,1 +1,1 @@
-"""The report of a backtest: its content, and its forms as HTML, Markdown and JSON."""
+"""The report of a backtest: its content, and its formats as HTML, Markdown and JSON."""

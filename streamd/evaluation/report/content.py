@@ -1,6 +1,7 @@
-"""The report of a backtest: what it says, whatever it is written as.
+"""The content of a backtest's report, independent of its format.
 
-`report_html` draws it as a page, `report_text` writes it as Markdown and as JSON.
+`streamd.evaluation.report.html` renders it as a page, `streamd.evaluation.report.text` as Markdown
+and as JSON.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +22,11 @@ from streamd.windows.means import ALL, KNOWN
 from streamd.windows.novelty import recurrence
 
 MAX_POINTS = 120
-"""Most points of a curve: neighbouring windows share one where there are more."""
+"""The most points of a curve: with more windows, neighbouring ones share a point."""
 LESS_IS_BETTER = frozenset({"MAE", "RMSE"})
-"""Columns in which the smallest value is the best; in others of scores the largest is."""
+"""Columns with the smallest value as the best; in other columns of scores it is the largest."""
 SCORES = frozenset(COLUMNS[1:6]) | {"NDCG@10", "AP", "AUC"} | LESS_IS_BETTER
-"""Columns in which the best is marked."""
+"""Columns with a marked best value."""
 SHORT = {
     "live": "live",
     "no_replay": "live, no\nreplay",
@@ -36,12 +37,12 @@ SHORT = {
     "edgebank": "EdgeBank",
     "popularity": "popularity",
 }
-"""Names beside the curves of a narrow screen; their lines are divided by a line feed."""
+"""Names next to the curves on a narrow screen, with line feeds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What was run. command: the command line. settings: (key, value, where it comes from)."""
+    """The invocation. command: the command line. settings: (key, value, origin of the value)."""
 
     command: str = ""
     settings: Sequence[tuple[str, str, str]] = ()
@@ -49,7 +50,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportTable:
-    """A table of text. best: (row, column) of the cells that are the best of their column."""
+    """A table of text. best: (row, column) of the best cells."""
 
     title: str
     head: Sequence[str]
@@ -60,7 +61,7 @@ class ReportTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """One line of a plot. short: its name where there is little room. values: one a point."""
+    """One line of a plot. short: its name for narrow screens. values: one for each point."""
 
     name: str
     short: str
@@ -69,7 +70,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plot:
-    """Curves over event time. times: Unix seconds, one a point."""
+    """Curves over event time. times: Unix seconds, one for each point."""
 
     title: str
     times: Sequence[float]
@@ -78,7 +79,7 @@ class Plot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bars:
-    """A value for each of some names, in their order."""
+    """A value for each name, in order."""
 
     title: str
     values: Mapping[str, float]
@@ -86,7 +87,7 @@ class Bars:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What a report holds, in the order in which it is shown.
+    """The parts of a report, in the order of display.
 
     data: the figures as numbers, for programs.
     """
@@ -101,8 +102,8 @@ class Report:
 
 
 def report_of(result: Result, title: str, asked: Asked) -> Report:
-    """The report of a backtest. title: of the page; asked: what was run."""
-    # Tables: of the regimes first, then of edge sets and labels where there are any.
+    """The report of a backtest. title: of the page. asked: the invocation."""
+    # Tables: the regimes first, then edge sets and labels if there are any.
     tables = [_table("All events", COLUMNS, result.table(), "Bold: the best of a column.")]
     novelty = result.novelty_table()
     tables.append(_by_novelty(novelty[0], novelty[1:]))
@@ -177,7 +178,7 @@ def grid_report_of(result: GridResult, title: str, asked: Asked) -> Report:
 def _table(
     title: str, head: Sequence[str], rows: Sequence[Sequence[str]], note: str = ""
 ) -> ReportTable:
-    """A table whose columns are measures; the best cells of each are marked, equal ones all."""
+    """A table with measures as columns; the best cells of each are marked, all of them if equal."""
     best: set[tuple[int, int]] = set()
     for column, name in enumerate(head):
         if name in SCORES:
@@ -187,7 +188,7 @@ def _table(
 
 
 def _by_novelty(head: Sequence[str], rows: Sequence[Sequence[str]]) -> ReportTable:
-    """The table by novelty: its first row are numbers of events, which have no best."""
+    """The table by novelty; its first row has numbers of events, which have no best."""
     best: set[tuple[int, int]] = set()
     for column in range(1, len(head)):
         cells = [(row[column], number) for number, row in enumerate(rows) if number]
@@ -200,8 +201,8 @@ def _by_novelty(head: Sequence[str], rows: Sequence[Sequence[str]]) -> ReportTab
 
 
 def _by_row(title: str, table: Sequence[Sequence[str]]) -> ReportTable:
-    """A table whose columns, after two, are regimes: the best cells of each row are marked. The
-    first row is the head."""
+    """A table with regimes as columns, after the first two: the best cells of each row are marked.
+    The first row is the head."""
     less = any(table[0][0].startswith(name) for name in LESS_IS_BETTER)
     best: set[tuple[int, int]] = set()
     for number, row in enumerate(table[1:]):
@@ -217,7 +218,8 @@ def _by_row(title: str, table: Sequence[Sequence[str]]) -> ReportTable:
 
 
 def _best(cells: Sequence[tuple[str, int]], less: bool) -> list[int]:
-    """The places of the best of some (text of a number, place), as they are shown."""
+    """The indices of the best of (text of a number, index) pairs, as displayed; none if all are
+    "-"."""
     told = [(float(text), place) for text, place in cells if text != "-"]
     if not told:
         return []
@@ -226,13 +228,13 @@ def _best(cells: Sequence[tuple[str, int]], less: bool) -> list[int]:
 
 
 def _points(windows: Sequence[int]) -> list[list[int]]:
-    """Numbers of the windows of each point of a plot. windows: numbers of those that are drawn."""
+    """Split windows into the points of a plot. windows: numbers of the windows to draw."""
     count = min(MAX_POINTS, len(windows))
     return [part.tolist() for part in np.array_split(np.asarray(windows), count)]
 
 
 def _mrr_plot(result: Result) -> Plot:
-    """MRR by the measure that regimes and rules compare by, over the windows that have it."""
+    """MRR by the measure that compares regimes and rules, over the windows that have it."""
     is_known = result.measure == KNOWN
     drawn = [i for i, w in enumerate(result.windows) if w.num_known or not is_known]
     title = "MRR over time" + (", destinations known before" if is_known else "")
@@ -273,8 +275,12 @@ def _mean_seconds(result: Result, name: str, part: Sequence[int]) -> float:
 
 
 def _ages(result: Result) -> Bars:
-    """MRR of live with facts of each age, then of the nightly and the frozen model, by the measure
-    that they compare by: those with older facts do without a rate of new destinations."""
+    """MRR of live with facts of each age, then of the nightly and the frozen model, by
+    `Result.measure`.
+
+    Over known destinations only, the comparison is fair: models with older facts have no rate of
+    new destinations.
+    """
     values = {
         "live, fresh facts" if age == 0 else f"live, facts {age_text(age)} old": m[result.measure]
         for age, m in result.stale.items()
@@ -294,7 +300,7 @@ def _span(result: Result) -> str:
 
 
 def _time(time_us: int) -> str:
-    """An event time as "2026-11-22 10:00 UTC"; as its number where the calendar has none."""
+    """An event time as "2026-11-22 10:00 UTC", or as its number if it is outside the calendar."""
     try:
         return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M UTC")
     except (OverflowError, OSError, ValueError):
@@ -347,7 +353,7 @@ def _figures(result: Result) -> dict[str, Any]:
 
 
 def _differences(result: Result, measure: str | None) -> dict[str, dict[str, float | int]]:
-    """By how much live is above each other regime and rule. measure: as of `Result.difference`."""
+    """By how much live is above each other regime and rule. measure: as in `Result.difference`."""
     return {
         name: _difference(result.difference("live", name, measure))
         for name in result.names()

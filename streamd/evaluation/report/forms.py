@@ -1,4 +1,4 @@
-"""The forms in which a report is written: `html`, `md` and `json`."""
+"""The formats of a report: `html`, `md` and `json`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +16,13 @@ FORMS: dict[str, Callable[[Report], str]] = {
 
 
 def form_of(asked: str, path: Path | None) -> str:
-    """The form of a report: as asked, or by its file's name; empty where there is none to write.
+    """The format of a report: as requested, or by its file's name; empty if no report is to be
+    written.
 
-    asked: what `--format` says, empty for nothing. path: the report's file, None for stdout.
-    Raises: SettingsError where there is no such form, or a page would go to a terminal.
+    asked: the value of `--format`, empty if it is not given. path: the report's file, None for
+    stdout.
+
+    Raises: SettingsError for an unknown format, or for a page on stdout.
     """
     if asked and asked not in FORMS:
         raise SettingsError(f"--format is {asked!r}.", f"give one of {', '.join(FORMS)}.")
@@ -32,5 +35,5 @@ def form_of(asked: str, path: Path | None) -> str:
 
 
 def report_text(report: Report, form: str) -> str:
-    """The report in a form, one of FORMS."""
+    """The report in one of the formats FORMS."""
     return FORMS[form](report)

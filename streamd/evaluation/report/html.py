@@ -1,4 +1,4 @@
-"""A report as one HTML page, made by Jinja2 of `page.html`; every value is escaped."""
+"""A report as one HTML page, rendered by Jinja2 from `page.html`; every value is escaped."""
 
 import re
 
@@ -9,8 +9,8 @@ from streamd import __version__
 from streamd.evaluation.report.content import Bars, Plot, Report
 from streamd.evaluation.report.plots import NARROW, WIDE, draw
 
-# Colours of curves on a light and on a dark page, in their order: as many as there are regimes and
-# rules. Each has a contrast of at least 3 to the page behind it.
+# Colours of curves on a light and on a dark page, in order, one for each regime and rule. Each has
+# a contrast of at least 3 to the page.
 COLORS = (
     ("#1d4ed8", "#7aa2ff"),
     ("#c026d3", "#f0abfc"),
@@ -30,7 +30,8 @@ def as_html(report: Report) -> str:
         autoescape=True,
         undefined=StrictUndefined,
     )
-    # The headline is the first sentence; a dot within a figure has no blank and capital after it.
+    # The first sentence is the headline. A dot within a figure is not followed by a blank and a
+    # capital.
     verdict, *caveats = re.split(r"(?<=\.) (?=[A-Z])", report.verdict, maxsplit=1)
     return pages.get_template("page.html").render(
         report=report,
@@ -44,5 +45,5 @@ def as_html(report: Report) -> str:
 
 
 def _draw(plot: Plot) -> Markup:
-    """The drawings of a plot, which escape their own texts."""
+    """The drawings of a plot; their texts are escaped already."""
     return Markup(draw(plot, WIDE) + draw(plot, NARROW))

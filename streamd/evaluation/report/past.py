@@ -1,4 +1,4 @@
-"""Past backtests: a file for each in a folder, and a table that compares them."""
+"""Past backtests: one file each in a folder, and a table that compares them."""
 
 import json
 import uuid
@@ -23,7 +23,7 @@ logger = structlog.get_logger()
 FOLDER = "backtests"
 """Folder in the data directory."""
 LEFT_OUT = ("data_dir",)
-"""Settings that change no score."""
+"""Settings that do not affect scores."""
 COLUMNS = (
     "at, UTC",
     "of",
@@ -35,7 +35,7 @@ COLUMNS = (
 )
 """Head of `comparison`: MRR over the events with a known destination."""
 OVER_ALL = " all"
-"""After a figure over all events, of a run that has none over known destinations."""
+"""Mark of a figure over all events, for a run without one over known destinations."""
 NOVELTY_COLUMNS = (
     "at, UTC",
     "of",
@@ -46,23 +46,26 @@ NOVELTY_COLUMNS = (
 
 
 def keep_report(folder: Path, report: Report, now: datetime) -> Path:
-    """Write what a backtest found and ran under to a new file in a folder. Returns: its path.
-    Raises: OSError."""
+    """Write the results and the settings of a backtest to a new file in a folder. Returns: its
+    path. Raises: OSError."""
     content = json.loads(as_json(report))
-    # The scores of each window are most of it, and are not compared.
+    # Scores by window are most of the content, and are not compared.
     content.pop("by_window", None)
     content["at"] = now.isoformat(timespec="seconds")
     folder.mkdir(parents=True, exist_ok=True)
-    # Microseconds, as the names give the order and a small backtest takes less than a second.
+    # With microseconds: names give the order, and a small backtest takes less than a second.
     path = folder / f"{now:%Y%m%dT%H%M%S.%f}-{uuid.uuid4().hex[:6]}.json"
     write_durably(path, json.dumps(content, indent=1).encode())
     return path
 
 
 class PastRun(NamedTuple):
-    """One run of the live regime. means: of regimes and rules. better: than nightly, by MRR, None
-    without nightly; better_by: the measure of that. grid: the values that a grid gave it, ""
-    without one."""
+    """One run of the live regime.
+
+    means: of regimes and rules.
+    better: live's difference to nightly, None without nightly. better_by: the measure of that.
+    grid: the values that a grid varied, "" without a grid.
+    """
 
     at: str
     title: str
@@ -75,8 +78,11 @@ class PastRun(NamedTuple):
 
 
 def past_runs(folder: Path) -> list[PastRun]:
-    """Read the files of a folder, oldest first; of a grid each run. A file that is no report is
-    logged and skipped. Raises: SettingsError if there is none."""
+    """Read the files of a folder, oldest first; a grid gives several runs. A file that is no report
+    is logged and skipped.
+
+    Raises: SettingsError if there is no report.
+    """
     runs: list[PastRun] = []
     for path in sorted(folder.glob("*.json")):
         try:
@@ -100,7 +106,7 @@ def _runs_of(content: dict[str, Any]) -> list[PastRun]:
             PastRun(*common, windows, {"live": one["means"]}, None, settings, one["settings"])
             for one in content["runs"]
         ]
-    # Older reports have the difference over all events alone.
+    # Older reports have only the difference over all events.
     differences = content.get("live_better_by_mrr_known")
     measure = ALL if differences is None else KNOWN
     better = (differences or content["live_better_by_mrr"]).get("nightly")
@@ -108,8 +114,8 @@ def _runs_of(content: dict[str, Any]) -> list[PastRun]:
 
 
 def comparison(runs: Sequence[PastRun]) -> list[list[str]]:
-    """A row a run, as text, with the settings that are not the same in all runs."""
-    # Settings that all runs share say nothing about their scores.
+    """A row for each run, as text, with the settings that differ between runs."""
+    # Settings that all runs share do not explain a difference.
     keys = sorted({key for run in runs for key in run.settings} - {*LEFT_OUT})
     differ = [key for key in keys if len({run.settings.get(key) for run in runs}) > 1]
     rows = []
@@ -135,8 +141,8 @@ def comparison(runs: Sequence[PastRun]) -> list[list[str]]:
 
 
 def comparison_by_novelty(runs: Sequence[PastRun]) -> list[list[str]]:
-    """A row a run, as text: MRR of the live regime by what was new of the events. "-" where no
-    event was, and in runs of releases that did not tell."""
+    """A row for each run, as text: MRR of the live regime by novelty of the events. "-" for parts
+    without events, and for runs of releases that did not measure them."""
     return [
         [
             run.at.replace("T", " "),

@@ -1,6 +1,6 @@
-"""Plots of a report as SVG: round ticks, and each curve's name beside its end.
+"""Plots of a report as SVG, with round ticks, and each curve's name next to its end.
 
-A plot is drawn twice, for a wide and for a narrow screen; the page shows the one that fits, so that
+A plot is drawn twice, for wide and for narrow screens; the page shows the one that fits, so that
 text keeps its size.
 """
 
@@ -13,7 +13,7 @@ from html import escape
 from streamd.evaluation.report.content import Curve, Plot
 
 TICK_STEPS = (1, 2, 2.5, 5, 10)
-"""A step between two ticks is one of these times a power of ten."""
+"""The step between two ticks is one of these times a power of ten."""
 HOUR_SECONDS = 3600
 DAY_SECONDS = 86_400
 TIME_STEPS = (
@@ -23,16 +23,17 @@ TIME_STEPS = (
 )
 """Steps between two ticks of time below a month, in seconds."""
 MONTH_STEPS = (1, 2, 3, 6, 12, 24, 60, 120)
-"""Those from a month on, in months."""
+"""Steps from a month on, in months."""
 MONTH_SECONDS = 30.4 * DAY_SECONDS
-"""Mean length of a month, which chooses the step; the ticks are at the first days of months."""
+"""Mean length of a month, to choose the step; the ticks are at the first days of months."""
 LINE_HEIGHT = 13
-"""Units of the drawing between two lines of text of 12 units."""
+"""Distance between two lines of text, in units of the drawing; the text is 12 units high."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
-    """A drawing, in its units: about pixels. right: room for the names. ticks: most along time."""
+    """The size of a drawing, in units of about a pixel. right: room for the names. ticks: the most
+    along time."""
 
     name: str
     width: int
@@ -47,12 +48,12 @@ WIDE = Size(name="wide", width=920, height=330, left=48, right=196, ticks=7, sho
 NARROW = Size(name="narrow", width=360, height=330, left=38, right=84, ticks=3, short_names=True)
 TOP = 14
 BOTTOM = 26
-"""Room above the plot, and below it for the ticks of time."""
+"""TOP and BOTTOM: room above the plot, and below it for the ticks of time."""
 
 
 def draw(plot: Plot, size: Size) -> str:
     """Returns: the plot as an SVG element of the class `wide` or `narrow`."""
-    # The scales, from the values to the units of the drawing.
+    # Scales that map values to units of the drawing.
     values = [v for curve in plot.curves for v in curve.values if math.isfinite(v)] or [0.0]
     ticks = value_ticks(min(values), max(values))
     low, high = ticks[0], ticks[-1]
@@ -66,7 +67,7 @@ def draw(plot: Plot, size: Size) -> str:
     def down(value: float) -> float:
         return bottom - (bottom - TOP) * (value - low) / (high - low)
 
-    # Both scales.
+    # Draw both scales.
     out = [
         f'<svg class="{size.name}" viewBox="0 0 {size.width} {size.height}" role="img" '
         f'aria-label="{escape(plot.title)}">'
@@ -84,7 +85,7 @@ def draw(plot: Plot, size: Size) -> str:
             f'text-anchor="middle">{text}</text>'
         )
 
-    # Rules and the others first, live last: on top.
+    # Draw live last, on top of the others.
     order = sorted(range(len(plot.curves)), key=lambda i: -i)
     for number in order:
         points = " ".join(
@@ -98,16 +99,16 @@ def draw(plot: Plot, size: Size) -> str:
 
 
 def _last(curve: Curve) -> float:
-    """The last finite value of a curve, 0 where there is none."""
+    """The last finite value of a curve, 0 if there is none."""
     return next((v for v in reversed(curve.values) if math.isfinite(v)), 0.0)
 
 
 def _names(
     curves: Sequence[Curve], size: Size, end: int, bottom: float, ends: Sequence[float]
 ) -> list[str]:
-    """The names beside the curves' ends, moved apart, each with a line to its curve.
+    """The names next to the ends of the curves, without overlap, each with a line to its curve.
 
-    ends: of each curve, where it ends, downwards.
+    ends: vertical position of each curve's end, downwards.
     """
     lines = [c.short.split("\n") if size.short_names else [c.name] for c in curves]
     order = sorted(range(len(curves)), key=lambda i: ends[i])
@@ -129,12 +130,14 @@ def _names(
 
 
 def apart(wanted: Sequence[float], heights: Sequence[float], bottom: float) -> list[float]:
-    """Where texts stand that want to be at some places, so that none covers another.
+    """Positions for texts near the wanted ones, such that no text covers another.
 
-    Args: wanted: middles, rising; heights: of the texts; bottom: below which none should stand.
-    Returns: middles, rising, near the wanted ones.
+    wanted: middles, ascending. heights: of the texts. bottom: lower bound of all texts.
+
+    Returns: middles, ascending.
     """
-    # Texts that touch are one group around the mean of what they want; groups that touch unite.
+    # Texts that touch form a group around the mean of their wanted positions; groups that touch are
+    # merged.
     groups: list[list[int]] = []
     for number in range(len(wanted)):
         groups.append([number])
@@ -157,17 +160,17 @@ def apart(wanted: Sequence[float], heights: Sequence[float], bottom: float) -> l
 def _edges(
     group: Sequence[int], wanted: Sequence[float], heights: Sequence[float], bottom: float
 ) -> tuple[float, float]:
-    """Where a group of texts begins and ends."""
+    """Upper and lower end of a group of texts."""
     height = sum(heights[i] for i in group)
     middle = sum(wanted[i] for i in group) / len(group)
-    # Above the drawing's upper end no text is seen, so that end is the firmer one.
+    # If a group is too high for the drawing, keep its top visible.
     top = max(0.0, min(middle - height / 2, bottom - height))
     return top, top + height
 
 
 def value_ticks(low: float, high: float) -> list[float]:
-    """Four to eight round numbers, evenly spaced, around all values; at least two."""
-    # Values that differ by no more than their rounding are one.
+    """Round numbers, evenly spaced, that enclose all values: four to eight, at least two."""
+    # Values that differ only by rounding count as one.
     if high - low <= 1e-9 * max(1.0, abs(low), abs(high)):
         largest = max(abs(low), abs(high))
         room = largest / 2 if largest > 1e-9 else 0.5
@@ -179,7 +182,7 @@ def value_ticks(low: float, high: float) -> list[float]:
 
 
 def tick_text(value: float, ticks: Sequence[float]) -> str:
-    """A tick with as many decimals as tell it from its neighbours."""
+    """A tick with as many decimals as its distance to the next one needs."""
     step = ticks[1] - ticks[0]
     decimals = 0
     while decimals < 9 and abs(round(step, decimals) - step) > step * 1e-6:
@@ -188,9 +191,9 @@ def tick_text(value: float, ticks: Sequence[float]) -> str:
 
 
 def time_ticks(first: float, last: float, most: int) -> list[tuple[float, str]]:
-    """At most so many ticks of time at round hours, days or months of UTC, with their texts.
+    """At most `most` ticks of time at round hours, days or months of UTC, with their texts.
 
-    first, last: Unix seconds. Times that the calendar does not have get none.
+    first, last: Unix seconds. Times outside the calendar get no ticks.
     """
     try:
         begin = datetime.fromtimestamp(first, UTC)
@@ -198,15 +201,15 @@ def time_ticks(first: float, last: float, most: int) -> list[tuple[float, str]]:
     except (OverflowError, OSError, ValueError):
         return []
 
-    # Minutes, hours and days have the same length always.
+    # Minutes, hours and days have a fixed length.
     for step in TIME_STEPS:
         if (last - first) / step < most:
-            # Weeks begin at a Monday; the epoch was a Thursday.
+            # Weeks begin on a Monday; the epoch was a Thursday.
             origin = 4 * DAY_SECONDS if step % (7 * DAY_SECONDS) == 0 else 0
             at = origin + math.ceil((first - origin) / step) * step
             return [(t, _clock(t, step)) for t in _range(at, last, step)]
 
-    # Months do not.
+    # The length of months varies.
     months = next(
         (n for n in MONTH_STEPS if (last - first) / (n * MONTH_SECONDS) < most), MONTH_STEPS[-1]
     )
@@ -228,7 +231,7 @@ def _range(first: float, last: float, step: float) -> list[float]:
 
 
 def _clock(time: float, step: float) -> str:
-    """A tick below a month: the day at midnight, the time of day otherwise."""
+    """Text of a tick below a month: the day at midnight, otherwise the time of day."""
     date = datetime.fromtimestamp(0, UTC) + timedelta(seconds=time)
     if step >= DAY_SECONDS or (date.hour, date.minute) == (0, 0):
         return f"{date.day} {date:%b}"

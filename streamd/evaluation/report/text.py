@@ -10,11 +10,11 @@ from streamd.evaluation.report.content import Bars, Report, ReportTable
 from streamd.windows.intervals import score_text
 
 FORMAT = 1
-"""Number of the JSON's form. It rises where a field gets another meaning or goes."""
+"""Version of the JSON format. It rises when a field changes its meaning or is removed."""
 
 
 def as_markdown(report: Report) -> str:
-    """Returns: the report as Markdown. Of curves it has none: their figures are in the JSON."""
+    """Returns: the report as Markdown, without curves; the JSON has their figures."""
     parts = [f"# {_plain(report.title)}", f"**{_plain(report.verdict)}**", _plain(report.about)]
     for table in report.tables:
         parts += [f"## {_plain(table.title)}", _table(table)]
@@ -24,7 +24,7 @@ def as_markdown(report: Report) -> str:
             rows = [[name, score_text(value, 4)] for name, value in bars.values.items()]
             parts += [f"## {_plain(bars.title)}", _rows(["", "MRR"], rows)]
 
-    # What was run: settings by default are left to `streamd config`, which lists them.
+    # Command and settings, without defaults, which `streamd config` lists.
     parts += ["## What was run", f"streamd {__version__}"]
     if report.asked.command:
         parts.append(f"```\n{report.asked.command}\n```")
@@ -36,8 +36,8 @@ def as_markdown(report: Report) -> str:
 
 
 def as_json(report: Report) -> str:
-    """Returns: the report as JSON: verdict, figures as numbers, command, and every setting. What
-    cannot be told, such as an interval of too few windows, is null."""
+    """Returns: the report as JSON: verdict, figures as numbers, command, and every setting.
+    Undefined figures, such as the interval over too few windows, are null."""
     content = {
         "format": FORMAT,
         "streamd": __version__,
@@ -51,7 +51,7 @@ def as_json(report: Report) -> str:
 
 
 def _table(table: ReportTable) -> str:
-    """A table whose best cells are bold."""
+    """A table with its best cells in bold."""
     rows = [
         [
             f"**{_cell(cell)}**" if (number, column) in table.best else _cell(cell)
@@ -72,12 +72,12 @@ def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text for a cell of a table, which a line feed or a bar would break."""
+    """Escape text for a cell of a table."""
     return _plain(text).replace("|", "\\|")
 
 
 def _plain(text: str) -> str:
-    """Text whose marks Markdown does not take for its own."""
+    """Escape characters with a meaning in Markdown."""
     text = " ".join(text.split())
     for mark in "\\`*_[]<>#":
         text = text.replace(mark, f"\\{mark}")
@@ -85,7 +85,7 @@ def _plain(text: str) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """A value with null for numbers that JSON does not have."""
+    """Replace non-finite numbers, which JSON lacks, by null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
