@@ -104,7 +104,7 @@ class Handovers:
         folder = self._links / f"{self._number}"
         try:
             folder.mkdir(parents=True)
-            taken = self._linked(checkpoint, folder)
+            taken = self._link_files(checkpoint, folder)
         except OSError as error:
             DISK.remove_folder(folder)
             logger.error(
@@ -164,7 +164,7 @@ class Handovers:
         purged."""
         return read_hold(self._data_dir, ROLE) or Hold(0, 0)
 
-    def _linked(self, checkpoint: Path, folder: Path) -> Handover:
+    def _link_files(self, checkpoint: Path, folder: Path) -> Handover:
         """Link to every file of a checkpoint. Raises: OSError."""
         hold = self._hold()
         cursor = msgspec.json.decode((checkpoint / "cursor.json").read_bytes(), type=_Cursor)

@@ -174,8 +174,8 @@ class Learner:
         heads = self.model.label_head
         set_L = labels.set_L
         predicted_LT = heads.predictions(self.model.labels(labels, state_MD), set_L)
-        told = predicted_LT, heads.constants(set_L), chunk.labels.target_LT
-        predicted, constant, target = (column.cpu().numpy() for column in told)
+        columns = predicted_LT, heads.constants(set_L), chunk.labels.target_LT
+        predicted, constant, target = (column.cpu().numpy() for column in columns)
         self.label_scores.append(LabelScores(predicted, constant, target, set_L))
 
     def draw(self, window_edge: int, num_events: int) -> tuple[int, ...]:
@@ -198,8 +198,7 @@ class Learner:
         5. Offer the chunks to replay: last, so that no window replays itself.
 
         window_edge: first event id of the window, a seed of dropout and draws. epochs: None for
-        those of `LearningSettings.epochs_of`. replay: ids of the chunks to replay; None for
-        `draw`'s.
+        those of `LearningSettings.epochs_of`. replay: ids of past chunks; None draws them.
         Returns: None if only the rate of new destinations could be updated.
         """
         seen = [s for s in self.seen if s is not None]
@@ -222,8 +221,7 @@ class Learner:
         # 2. Train.
         loss = run_freeing_memory(
             partial(self._passes, epochs, window_edge, steps),
-            # The cheapest saving first. Several ranks fail instead: the others cannot know of a
-            # retry.
+            # The cheapest saving first; none for several ranks: they could not know of a retry.
             (*self.transfer.savings, self.free_device_memory) if self.ranks.size == 1 else (),
             partial(self._start_over, backup),
         )
@@ -236,9 +234,8 @@ class Learner:
         tail, tail_is_finite = self._check_tail(weights)
         self._advance_all()
         # 4. Restore everything if any value is not finite.
-        finite = math.isfinite(loss) and tail_is_finite
-        finite = finite and self.memory.is_finite(self._start) and self.model.is_finite
-        finite = self.ranks.all(finite)
+        finite = math.isfinite(loss) and tail_is_finite and self.model.is_finite
+        finite = self.ranks.all(finite and self.memory.is_finite(self._start))
         if not finite:
             self.refuse()
 
@@ -292,7 +289,7 @@ class Learner:
         chunks = sorted(
             self.replay.chunks, key=lambda c: zlib.crc32(c.first_edge.to_bytes(8, "little"))
         )[:RECALLED_CHUNKS]
-        logits_EC = self._of_all_ranks([self._logits_of(c)[0] for c in chunks])
+        logits_EC = gather_logits(self.ranks, [self._logits_of(c)[0] for c in chunks])
         return measures(logits_EC) if len(logits_EC) else None
 
     def apply(self, changes: Changes) -> None:
@@ -400,13 +397,6 @@ class Learner:
             self._graphs = StepGraphs(self.model, self.optimizer, self.transfer)
         return self._graphs
 
-    def _of_all_ranks(self, parts: Sequence[Float32]) -> Float32:
-        """Gather the logits of all ranks' events, float32[E, 11]. parts: of this rank's."""
-        logits_EC: Float32 = self.ranks.gather(
-            np.concatenate([np.zeros((0, len(LEARNED)), np.float32), *parts])
-        )
-        return logits_EC
-
     @torch.no_grad()
     def _check_tail(self, weights: list[Tensor]) -> tuple[TailMeasures, bool]:
         """Returns: measures of all ranks' held-out events; whether this rank's logits are
@@ -416,12 +406,14 @@ class Learner:
             for s, w in zip(self.seen, weights, strict=True)
             if s is not None
         ]
-        before_EC = self._of_all_ranks([x[h] for x, h in zip(self.logits, held, strict=True)])
+        before_EC = gather_logits(
+            self.ranks, [x[h] for x, h in zip(self.logits, held, strict=True)]
+        )
         after = [self._logits_of(t) for t in self.tail]
-        after_EC = self._of_all_ranks([logits for logits, _ in after])
+        after_EC = gather_logits(self.ranks, [logits for logits, _ in after])
         inputs = [s.inputs for s in self.seen if s is not None]
         by_rule = [ranked_by_rules(i, h) for i, h in zip(inputs, held, strict=True)]
-        of_rules = [self._of_all_ranks([part[name] for part in by_rule]) for name in RULES]
+        of_rules = [gather_logits(self.ranks, [part[name] for part in by_rule]) for name in RULES]
         measured = tail_measures(before_EC, after_EC, of_rules)
         return measured, all(is_finite for _, is_finite in after)
 
@@ -442,6 +434,14 @@ class Learner:
 
     def _over(self, memory: Memory, edges: EdgeRows) -> AbstractContextManager[Tensor]:
         return self.memory_step(self.model, memory, edges)
+
+
+def gather_logits(ranks: Ranks, parts: Sequence[Float32]) -> Float32:
+    """Gather the logits of all ranks' events, float32[E, 11]. parts: of this rank's."""
+    logits_EC: Float32 = ranks.gather(
+        np.concatenate([np.zeros((0, len(LEARNED)), np.float32), *parts])
+    )
+    return logits_EC
 
 
 def copy_of(state: Any) -> Any:

@@ -177,10 +177,10 @@ class Ledger:
             planned = initial_training.planned_range(
                 self._bootstrap, self._settings.windows, self._log, self._folder, short
             )
-        told = self._ranks.tell(planned and astuple(planned))
-        if told is None:
+        fields = self._ranks.tell(planned and astuple(planned))
+        if fields is None:
             return None
-        window = initial_training.Range(*told).window()
+        window = initial_training.Range(*fields).window()
         return self._step("bootstrap", [window], version, learner, self._bootstrap.epochs)
 
     def counting_failures(self) -> AbstractContextManager[None]:
@@ -320,10 +320,10 @@ class Ledger:
 
     def _hold_log_here(self) -> None:
         """Write the first rank's hold also for this machine's log, if that is another log."""
-        told = self._ranks.tell(self._hold and astuple_of(self._hold.written))
+        fields = self._ranks.tell(self._hold and astuple_of(self._hold.written))
         if self._paths.log == self._paths.learned or not self._ranks.is_first_here:
             return
-        hold = Hold(*told)
+        hold = Hold(*fields)
         if hold != self._held_here:
             write_hold(self._paths.log, self._paths.role, hold)
             self._held_here = hold

@@ -185,7 +185,7 @@ class StaticTraining:
         """Train on the edges once, in a seeded order. Returns: mean loss."""
         # Edges with a negative, in a different order for each epoch.
         _, dst, _ = self._ends(self.train)
-        train = self.train[self._pool.has_others(dst, self._known(dst))]
+        train = self.train[self._pool.has_others(dst, self._num_known(dst))]
         order = np.random.default_rng([self._training.seed, number]).permutation(len(train))
         steps = [train[order[a : a + BATCH_EDGES]] for a in range(0, len(order), BATCH_EDGES)]
 
@@ -215,7 +215,7 @@ class StaticTraining:
         one_hot = np.eye(sets, dtype=np.float32)[self._log.edge_sets_of(event)]
         return one_hot[:, None].repeat(num_candidates, 1)
 
-    def _known(self, dst: Int64) -> Int64:
+    def _num_known(self, dst: Int64) -> Int64:
         """Number of nodes of each destination's set that are destinations of training edges."""
         return self._pool.known_before(np.broadcast_to(self._cut_us, dst.shape), dst)
 
@@ -228,7 +228,7 @@ class StaticTraining:
         # Negatives.
         number, event = step
         src, dst, _ = self._ends(event)
-        known = self._known(dst)
+        known = self._num_known(dst)
         negatives = self._pool.draw(event, dst, known, NUM_LEARNED, LEARNED_SEED + number)
         asked = np.concatenate([src[:, None], dst[:, None], negatives], 1)
 

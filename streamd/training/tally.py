@@ -167,7 +167,7 @@ class Tally:
                 if own.any():
                     one.scores[model] = measures(score_NC[own], new.rows(own))
         if nightly is not None:
-            table["nightly"] |= _live_beside(all_scores["live"][nightly.row_N], of_night)
+            table["nightly"] |= _live_measures(all_scores["live"][nightly.row_N], of_night)
 
         # Labels.
         node_sets = {}
@@ -188,7 +188,7 @@ class Tally:
         return scored._replace(mean_negatives=mean)
 
 
-def _live_beside(live_NC: Float32, novelty: Novelty) -> Measures:
+def _live_measures(live_NC: Float32, novelty: Novelty) -> Measures:
     """Measures of the version that serves, over the events that the nightly baseline scored."""
     live = measures(live_NC, novelty)
     out = {"mrr_live": live["mrr"], "events": float(len(live_NC))}

@@ -34,7 +34,7 @@ from streamd.training.resumption import Resumption
 from streamd.training.tally import ScoredWindow, Tally
 from streamd.training.versions.contest import Contest, Verdict
 from streamd.training.versions.nightly import Nightly
-from streamd.training.window_attempts import MAX_FAILURES, Stopped
+from streamd.training.window_attempts import MAX_FAILURES, Attempt, Stopped
 from streamd.training.window_report import (
     Forgetting,
     rebuilding,
@@ -97,7 +97,7 @@ class Trainer:
         self._ranks = ranks
         self._stop = stop or threading.Event()
         self._rebuilding = partial(rebuilding, reader, beat, stop if ranks.size == 1 else None)
-        if ranks.size > 1 and not self._read_on():
+        if ranks.size > 1 and not refresh_log(reader, ranks):
             raise RanksError("The log was extended while the ranks started.", "none is needed.")
 
         # The parts that it owns: for training, for durable state, and for comparisons.
@@ -137,7 +137,7 @@ class Trainer:
         self._stop = stop
         with contextlib.suppress(Stopped):
             self.bootstrap()
-            while self._read_on():
+            while refresh_log(self.log, self._ranks):
                 report_trained_until(self.log, self.edge, self._settings.width_us)
                 self._on_step("rest")
                 if windows := self.due():
@@ -151,46 +151,9 @@ class Trainer:
             return True
         return False
 
-    def _read_on(self) -> bool:
-        """Refresh the log to the same commit on every rank. Returns: False if the log continues
-        under another schema.
-
-        Followers apply the new commits once a window, in `process`: clearing the replay store takes
-        long, and all ranks have to do it at the same commit.
-        """
-        self.log.read()
-        while True:
-            told = self._ranks.told_by_all([self.log.state.seq, self.log.superseded])
-            seqs, superseded = zip(*told, strict=True)
-            if any(superseded) or len(set(seqs)) == 1:
-                return not any(superseded)
-            self.log.read(max(seqs))
-
     def due(self) -> list[Window]:
-        """The windows to train on next: one, or several to merge if the trainer lags. A window of
-        mostly late events, which is left out, comes alone.
-
-        After a restart, the interrupted windows are retried together; after MAX_FAILURES, one at a
-        time.
-        """
-        # Find closed windows, at most one more than may be merged: with that many, the trainer
-        # lags.
-        begun = self._ledger.begun()
-        merge_after = self._settings.windows.merge_after
-        closed: list[Window] = []
-        edge = self.edge
-        while (window := next_window(self.log, edge, self._settings.width_us)) is not None and len(
-            closed
-        ) <= merge_after:
-            closed.append(window)
-            edge = window.end_edge
-
-        # Windows of an interrupted attempt come first.
-        if begun.edge == self.edge:
-            again = [w for w in closed if w.end_edge <= begun.end_edge]
-            return mergeable(self.log, again if begun.failures < MAX_FAILURES else again[:1])
-        several = len(closed) > merge_after > 0
-        return mergeable(self.log, closed[:merge_after] if several else closed[:1])
+        """The windows to train on next: see `due_windows`."""
+        return due_windows(self.log, self._settings, self._ledger.begun(), self.edge)
 
     def process(self, *windows: Window) -> WindowRecord:
         """Score each window, train on them as one, publish, record each window, and write one
@@ -459,3 +422,46 @@ class Trainer:
         # All ranks stop at the same call, by the first rank's flag.
         if self._ranks.tell(self._stop.is_set()):
             raise Stopped
+
+
+def refresh_log(log: LogReader, ranks: Ranks) -> bool:
+    """Refresh the log to the same commit on every rank. Returns: False if the log continues under
+    another schema.
+
+    Followers apply the new commits once a window, in `Trainer.process`: clearing the replay store
+    takes long, and all ranks have to do it at the same commit.
+    """
+    log.read()
+    while True:
+        states = ranks.told_by_all([log.state.seq, log.superseded])
+        seqs, superseded = zip(*states, strict=True)
+        if any(superseded) or len(set(seqs)) == 1:
+            return not any(superseded)
+        log.read(max(seqs))
+
+
+def due_windows(
+    log: LogReader, settings: LearningSettings, begun: Attempt, edge: int
+) -> list[Window]:
+    """The windows to train on next, from event `edge`: one, or several to merge if the trainer
+    lags. A window of mostly late events, which is left out, comes alone.
+
+    begun: the newest attempt. After a restart, its windows are retried together; after
+    MAX_FAILURES, one at a time.
+    """
+    # Find closed windows, at most one more than may be merged: with that many, the trainer lags.
+    merge_after = settings.windows.merge_after
+    closed: list[Window] = []
+    end = edge
+    while (window := next_window(log, end, settings.width_us)) is not None and len(
+        closed
+    ) <= merge_after:
+        closed.append(window)
+        end = window.end_edge
+
+    # Windows of an interrupted attempt come first.
+    if begun.edge == edge:
+        again = [w for w in closed if w.end_edge <= begun.end_edge]
+        return mergeable(log, again if begun.failures < MAX_FAILURES else again[:1])
+    several = len(closed) > merge_after > 0
+    return mergeable(log, closed[:merge_after] if several else closed[:1])

@@ -151,7 +151,7 @@ class Nightly:
         begun = time.perf_counter()
         self._twin = None
         try:
-            self._twin = self._made(window.first_edge, window_edge)
+            self._twin = self._make(window.first_edge, window_edge)
         except OSError as error:
             # A full disk must not stop the training.
             logger.error(
@@ -228,7 +228,7 @@ class Nightly:
 
     # Creation and restart
 
-    def _made(self, edge: int, window_edge: int) -> Twin:
+    def _make(self, edge: int, window_edge: int) -> Twin:
         """Store the live state as a baseline. Raises: OSError.
 
         1. Save the facts to files.
@@ -277,9 +277,9 @@ class Nightly:
         model = copy.deepcopy(learner.model).eval()
         model.new_destinations.stop()
         logger.info("nightly_twin_made", edge=edge, facts_bytes=_num_bytes(folder))
-        return Twin(about, model, learner.memory.copy(), self._mapped(folder))
+        return Twin(about, model, learner.memory.copy(), self._map_facts(folder))
 
-    def _mapped(self, folder: Path) -> SetFacts:
+    def _map_facts(self, folder: Path) -> SetFacts:
         facts = self._recorder.live.facts.fresh(0)
         facts.map(folder / FACTS)
         return facts
@@ -340,7 +340,7 @@ class Nightly:
             model.device,
             like=learner.memory,
         )
-        return Twin(about, model.eval(), memory, self._mapped(folder))
+        return Twin(about, model.eval(), memory, self._map_facts(folder))
 
     def drop_before(self, compaction_request: int | None) -> None:
         """Drop the baseline if compaction was requested up to an event after the start of its last
