@@ -344,10 +344,11 @@ def _by_set(
         own = [sets[name] for sets in windows if name in sets]
         row = []
         for column in columns:
-            told = [s for s in own if measure in s.scores[column]]
-            scores = [s.scores[column][measure] for s in told]
-            weights = [_weight_of(s, measure) for s in told]
-            row.append(score_text(float(np.average(scores, weights=weights)), 4) if told else "")
+            measured = [s for s in own if measure in s.scores[column]]
+            scores = [s.scores[column][measure] for s in measured]
+            weights = [_weight_of(s, measure) for s in measured]
+            mean = score_text(float(np.average(scores, weights=weights)), 4) if measured else ""
+            row.append(mean)
         rows.append([name, f"{sum(_weight_of(s, measure) for s in own):,}", *row])
     return rows if len(rows) > 1 else []
 

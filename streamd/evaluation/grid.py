@@ -129,8 +129,8 @@ class GridResult:
             text += (
                 f"; it {comparison(f'the next ({next_best.name})', best.better_than(next_best))}"
             )
-        said = f"{text}. {self._verdict(take)}"
-        return " ".join(filter(None, (said, take.result.known_note(), take.result.few_note())))
+        text = f"{text}. {self._verdict(take)}"
+        return " ".join(filter(None, (text, take.result.known_note(), take.result.few_note())))
 
     def _verdict(self, run: Run) -> str:
         """The verdict on live under the settings of a run."""
@@ -156,7 +156,7 @@ def combinations(
     """
     values_by_key: dict[str, list[Any]] = {}
     for text in grid:
-        key, values = _parsed(text)
+        key, values = _parse(text)
         if key in values_by_key:
             raise SettingsError(f"--grid names {key} twice.", f"write {key}=first,second once.")
         values_by_key[key] = values
@@ -178,7 +178,7 @@ def combinations(
     return out
 
 
-def _parsed(text: str) -> tuple[str, list[Any]]:
+def _parse(text: str) -> tuple[str, list[Any]]:
     """The key and the values of a text such as "training.epochs=1,2". Raises: SettingsError."""
     key, equals, listed = text.partition("=")
     try:

@@ -190,9 +190,7 @@ class Regimes:
         self._seconds = dict.fromkeys(self.learners, 0.0)
         self._midnight(window)
         if window.first_edge >= self._cut:
-            self._part("frozen")
-            if "frozen" in self.learners:
-                self.learners["frozen"].model.new_destinations.hold()
+            self._freeze()
         nightly_learned = "nightly" in self.learners and self.learners["nightly"].num_learned > 0
 
         # 2. Score by all, before any training on the window.
@@ -214,8 +212,7 @@ class Regimes:
         self._learn_by_turns(window.first_edge)
         self._add_alike(self._seconds)
 
-        if self._novelty_of is not None:
-            novelty = self._novelty_of[window.first_edge]
+        novelty = novelty if self._novelty_of is None else self._novelty_of[window.first_edge]
         all_scores = {name: np.concatenate(scores) for name, scores in parts.items()}
         return RegimeWindow(
             window=window,
@@ -303,6 +300,12 @@ class Regimes:
         for learner in self.learners.values():
             learner.take_over(self.base)
         self.base = None
+
+    def _freeze(self) -> None:
+        """Fix the frozen regime's rate of new destinations; its weights get no more training."""
+        self._part("frozen")
+        if "frozen" in self.learners:
+            self.learners["frozen"].model.new_destinations.hold()
 
     def _midnight(self, window: Window) -> None:
         """If a window begins another day, train the nightly models on the day before it.

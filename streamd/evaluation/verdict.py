@@ -29,8 +29,8 @@ def verdict_of(result: Result) -> str:
         state = result.difference("nightly_live", "nightly")
         learning = {LEARNING: result.difference("live", "nightly_live")}
         causes = effects({"state": state} | learning, nightly)
-    said = verdict("Live", *over_best_rule(result), why or nightly or "", causes)
-    return " ".join(filter(None, (said, result.known_note(), result.few_note())))
+    text = verdict("Live", *over_best_rule(result), why or nightly or "", causes)
+    return " ".join(filter(None, (text, result.known_note(), result.few_note())))
 
 
 def over_best_rule(result: Result) -> tuple[str, Difference]:

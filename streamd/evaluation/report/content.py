@@ -220,11 +220,11 @@ def _by_row(title: str, table: Sequence[Sequence[str]]) -> ReportTable:
 def _best(cells: Sequence[tuple[str, int]], less: bool) -> list[int]:
     """The indices of the best of (text of a number, index) pairs, as displayed; none if all are
     "-"."""
-    told = [(float(text), place) for text, place in cells if text != "-"]
-    if not told:
+    values = [(float(text), index) for text, index in cells if text != "-"]
+    if not values:
         return []
-    top = (min if less else max)(value for value, _ in told)
-    return [place for value, place in told if value == top]
+    top = (min if less else max)(value for value, _ in values)
+    return [index for value, index in values if value == top]
 
 
 def _points(windows: Sequence[int]) -> list[list[int]]:
