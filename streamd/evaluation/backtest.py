@@ -247,10 +247,10 @@ class Result:
         if "nightly" not in self.windows[0].scores or num_left_out == 0:
             return ""
         if num_left_out == len(self.windows):
-            return "There is no nightly model: no midnight (UTC) lies before any of the windows."
+            return "There is no nightly model: no midnight (UTC) is before any of the windows."
         return (
-            "Nightly models first learn at midnight (UTC): what lies before it, "
-            f"{counted(num_left_out, 'window')}, is left out of live's difference to them."
+            "Nightly models first train at midnight (UTC). Live's difference to them leaves out "
+            f"{counted(num_left_out, 'window')} before it."
         )
 
     def known_note(self) -> str:

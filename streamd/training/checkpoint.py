@@ -265,8 +265,8 @@ def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogStat
     assert path is not None
     if not log.first_edge <= cursor.edge <= log.num_edges:
         raise VersionError(
-            f"The trainer's checkpoint {path.name} is at edge {cursor.edge}, the log holds "
-            f"[{log.first_edge}, {log.num_edges}).",
+            f"The trainer's checkpoint {path.name} is at event {cursor.edge}, which is not in the "
+            f"log: it holds [{log.first_edge}, {log.num_edges}).",
             "remove train/ and models/, or restore the log.",
         )
     schema = log.schema
@@ -327,7 +327,7 @@ def _read_tensors(path: Path) -> dict[str, dict[str, Tensor]]:
         for name, tensor in parts.get(group, {}).items():
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
                 raise CorruptionError(
-                    f"The trainer's checkpoint {path} is not finite in {group}.{name}.",
+                    f"The trainer's checkpoint {path} has non-finite values in {group}.{name}.",
                     "none is needed.",
                 )
     return parts

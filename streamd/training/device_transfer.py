@@ -183,7 +183,7 @@ class DeviceTransfer:
         if kept:
             logger.warning(
                 "gpu_inputs_sent_each_epoch",
-                reason="the GPU has no room for a training step and the inputs of others",
+                reason="the GPU lacks memory for a training step next to the inputs of other steps",
             )
         return kept
 
@@ -193,7 +193,7 @@ class DeviceTransfer:
         captured = self.captures_steps
         self.captures_steps = False
         if captured:
-            logger.warning("gpu_steps_not_captured", reason="the GPU has no room for CUDA graphs")
+            logger.warning("gpu_steps_not_captured", reason="the GPU lacks memory for CUDA graphs")
         return captured
 
     def report(self) -> None:

@@ -110,7 +110,7 @@ class Handovers:
             logger.error(
                 "handover_not_taken",
                 error=str(error),
-                meaning="other machines stay at the window before until there is room",
+                meaning="until there is room, other machines get no newer state of the trainer",
             )
             return
         # 2. From here on a sender may begin to read it.

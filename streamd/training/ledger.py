@@ -159,11 +159,11 @@ class Ledger:
         if is_mostly_late(self._log, windows[0]):
             late = f"{num_late(self._log, windows[0]):,} of its {windows[0].num_edges:,} events"
             return replace(
-                step, do="leave out", why=f"left out: {late} came late, from a time before it"
+                step, do="leave out", why=f"left out: {late} came late, with a time before it"
             )
         if failures < attempts.MAX_FAILURES:
             return step
-        why = f"passed over: scoring or learning it failed {attempts.MAX_FAILURES} times"
+        why = f"skipped: scoring or training failed {attempts.MAX_FAILURES} times"
         return replace(step, do="pass over", why=why)
 
     def begin_bootstrap(self, short: bool, version: str, learner: Learner) -> Step | None:

@@ -76,7 +76,9 @@ class Resumption:
             shadow = self._from_checkpoint()
         except CorruptionError as error:
             logger.error(
-                "checkpoint_lost", error=str(error), meaning="learning goes on from the champion"
+                "checkpoint_lost",
+                error=str(error),
+                meaning="training continues from the champion; without one it starts from scratch",
             )
             from_champion = self._from_champion()
             shadow = (self._versions.shadow() or "") if from_champion else ""
@@ -118,7 +120,8 @@ class Resumption:
         if not self._settings.continues(cursor.settings):
             logger.warning(
                 "learning_anew",
-                reason="model or window settings are not those of the trainer's checkpoint",
+                reason="the trainer's checkpoint has other model or window settings",
+                meaning="training starts at the log's first event",
             )
             self._ledger.begin_with_new_settings(cursor)
             self._save()

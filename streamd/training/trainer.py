@@ -85,7 +85,7 @@ class Trainer:
         stop: interrupts the rebuild of graph and facts, if there is only one rank.
 
         Raises: Stopped; VersionError if the checkpoint is of another log or a newer release;
-        RanksError if the log was extended while the ranks started.
+        RanksError if the log's schema was extended while the ranks started.
         """
         # Inputs, and the receivers of its reports.
         self._settings = LearningSettings.of(settings, device)
@@ -98,7 +98,9 @@ class Trainer:
         self._stop = stop or threading.Event()
         self._rebuilding = partial(rebuilding, reader, beat, stop if ranks.size == 1 else None)
         if ranks.size > 1 and not refresh_log(reader, ranks):
-            raise RanksError("The log was extended while the ranks started.", "none is needed.")
+            raise RanksError(
+                "The log's schema was extended while the ranks started.", "none is needed."
+            )
 
         # The parts that it owns: for training, for durable state, and for comparisons.
         own, rebuild = self._settings, self._rebuilding
@@ -291,7 +293,7 @@ class Trainer:
             )
             outcome = PublishResult(self.contest.version, False, f"rolled back: {verdict.why}")
         elif learned is None:
-            why = "no event of this window could be learned yet"
+            why = "no event of this window could be trained on yet"
             if self.recorder.live.facts.has_one_destination:
                 why = ONE_DESTINATION
             outcome = PublishResult(step.version, False, why)
@@ -396,7 +398,7 @@ class Trainer:
             return
         if self.position.window_event >= compaction_request > self._ledger.oldest_window():
             proof = self.contest.renew_shadow(
-                "compaction was asked for; the version before may hold what was deleted"
+                "compaction was requested; the older shadow may hold deleted data"
             )
             self._checkpoint()
             self._ledger.prove(proof)

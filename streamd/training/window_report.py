@@ -62,7 +62,7 @@ def records_of(
     }
     _trace(step, outcome, times)
     scored_by = step.version or RULE
-    merged = PublishResult(scored_by, False, "handled as one with the later windows of its step")
+    merged = PublishResult(scored_by, False, "merged with the later windows of its step")
     records = []
     for window, part in zip(step.windows, scored, strict=True):
         # The training and the publication belong to the last window.

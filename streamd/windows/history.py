@@ -112,7 +112,7 @@ def truncate_records(data_dir: Path, size: int) -> None:
             "history_lost",
             file=str(path),
             num_bytes=size - present,
-            meaning="windows before are not shown any more",
+            meaning="some earlier windows are missing from the status page",
         )
 
 

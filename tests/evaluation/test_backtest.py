@@ -199,7 +199,7 @@ def test_a_stream_without_a_midnight_has_no_nightly_model(tmp_path):
     """It would answer as the rule does all along, and live would beat it by what learning anything brings."""
     told, report, forms = hours(tmp_path, 2, 22)
     assert re.search(r"^Live \w+ .*; it is not compared with nightly, since no midnight \(UTC\) is before any of the windows; learning .* over frozen weights\. An event had 1\d\.\d negatives", told[-1])
-    assert "no midnight (UTC) lies before any of the windows" in report.about and "no midnight" in told[0].caption
+    assert "no midnight (UTC) is before any of the windows" in report.about and "no midnight" in told[0].caption
     assert "nightly" not in json.loads(forms["json"])["means"] and "| nightly" not in forms["md"]
     assert all("nightly weights" not in text for text in forms.values())
 
@@ -209,7 +209,7 @@ def test_live_is_compared_with_nightly_models_that_have_learned(tmp_path):
     by = json.loads(forms["json"])["live_better_by_mrr"]
     assert by["nightly"]["windows"] == by["nightly_live"]["windows"] == 26 < by["frozen"]["windows"]
     count = by["frozen"]["windows"] - 26
-    assert f"before it, {count} windows, is left out" in report.about and re.search(r"; it (beats|is level with|loses to) nightly[, ].*; .*state.*learning", told[-1])
+    assert f"leaves out {count} windows before it" in report.about and re.search(r"; it (beats|is level with|loses to) nightly[, ].*; .*state.*learning", told[-1])
 
     # Of two hours behind midnight nothing can be told yet.
     told, _, forms = hours(tmp_path / "short", 4, 26)

@@ -426,7 +426,7 @@ def test_a_window_that_ends_the_trainer_three_times_is_passed_over_and_named(tmp
     trainer, registry, _ = make(tmp_path)
     assert trainer.edge == edge
     record, = process_all(trainer, 1)
-    assert "passed over" in record.reason and record.num_scored == 0 and registry.champion() == champion
+    assert "skipped" in record.reason and record.num_scored == 0 and registry.champion() == champion
     assert trainer.learner.memory.edge == trainer.edge == record.end_edge, "memory moved on"
     following, = process_all(trainer, 1)
     assert following.promoted and following.scored_by == champion
@@ -490,7 +490,7 @@ def test_windows_begun_as_one_are_taken_as_one_again_and_singly_where_that_fails
     trainer, _, _ = make(tmp_path, windows__merge_after=3)
     assert trainer.due() == due[:1]
     record = trainer.process(*trainer.due())
-    assert "passed over" not in record.reason
+    assert "skipped" not in record.reason
 
 
 @pytest.mark.parametrize("fault", ["signal", "full disk"])
@@ -512,4 +512,4 @@ def test_kills_from_outside_and_a_full_disk_throw_no_window_away(tmp_path, monke
     trainer, _, _ = make(tmp_path)
     process_all(trainer)
     records = HistoryReader(tmp_path).refresh()
-    assert sum(r.num_scored for r in records) > 400 and not any("passed over" in r.reason for r in records)
+    assert sum(r.num_scored for r in records) > 400 and not any("skipped" in r.reason for r in records)

@@ -51,7 +51,7 @@ class Runs:
     def __init__(self, settings: MlflowSettings) -> None:
         """Does not connect yet. Raises: TrackingError if the client is not installed."""
         if not is_installed():
-            raise TrackingError("mlflow.tracking_uri is set, and MLflow is not installed.", INSTALL)
+            raise TrackingError("mlflow.tracking_uri is set, but MLflow is not installed.", INSTALL)
         self._settings = settings
         # The client reads these variables at import.
         for name, value in CLIENT.items():
@@ -75,7 +75,7 @@ class Runs:
             reason = str(error).partition("\n")[0]
             raise TrackingError(
                 f"MLflow at {self._settings.tracking_uri} failed: {type(error).__name__} {reason}.",
-                "check mlflow.tracking_uri and the server; it is tried again.",
+                "check mlflow.tracking_uri and the server; a live trainer retries.",
             ) from None
 
     def experiment(self) -> str:

@@ -127,8 +127,8 @@ def report_of(result: Result, title: str, asked: Asked) -> Report:
     count = counted(len(result.windows), "window")
     about = (
         f"{result.num_events:,} events in {count}, {_span(result)}, each "
-        f"scored before it was learned. MRR and Hits@10 are against {_negatives(result)}, AP and "
-        "AUC against one; means are weighted by events. Behind ± is half the width of a 95 % "
+        f"scored before the training on it. MRR and Hits@10 are against {_negatives(result)}, AP "
+        "and AUC against one; means are weighted by events. After ± is half the width of a 95 % "
         "interval by a block bootstrap over windows. Known: over events with a destination known "
         "before."
     )

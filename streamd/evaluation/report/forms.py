@@ -25,10 +25,12 @@ def form_of(asked: str, path: Path | None) -> str:
     Raises: SettingsError for an unknown format, or for a page on stdout.
     """
     if asked and asked not in FORMS:
-        raise SettingsError(f"--format is {asked!r}.", f"give one of {', '.join(FORMS)}.")
+        raise SettingsError(f"--format {asked!r} is unknown.", f"choose one of {', '.join(FORMS)}.")
     if path is None:
         if asked == "html":
-            raise SettingsError("A page is not for a terminal.", "give --report backtest.html too.")
+            raise SettingsError(
+                "--format html needs a file for the page.", "add --report backtest.html."
+            )
         return asked
     by_name = path.suffix.removeprefix(".")
     return asked or (by_name if by_name in FORMS else "html")

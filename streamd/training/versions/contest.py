@@ -193,7 +193,7 @@ class Contest:
         if not outcome.promoted or self.shadow is not None:
             return None
         self.shadow = Shadow.of(outcome.version, self._learner)
-        return Proof(outcome.version, "the first under its settings to serve")
+        return Proof(outcome.version, "the first version with these settings to serve")
 
     def renew_shadow(self, why: str) -> Proof:
         """Make the champion the shadow although it is unproven. why: the reason, for the
@@ -222,7 +222,7 @@ class Contest:
             return None
 
         # Load it, as the incumbent or to continue training from it.
-        reason = "its event lies before the log's first event or after the trainer's"
+        reason = "its event is before the log's first one or after the trainer's position"
         try:
             if self._begin_incumbent(champion):
                 return None
@@ -267,7 +267,7 @@ class Contest:
                 "shadow_lost",
                 version=name,
                 error=str(error),
-                meaning="the champion takes its place unproven",
+                meaning="the champion becomes the shadow without proof",
             )
             return self.renew_shadow("the version proven before it cannot be read")
         journal = self._ranks.tell(self._versions.shadow())
@@ -300,7 +300,7 @@ class Contest:
             logger.warning(
                 "champion_not_compared",
                 version=champion,
-                reason=f"the log does not hold edge {edge}",
+                reason=f"its event {edge} is not in the log",
             )
             return False
 

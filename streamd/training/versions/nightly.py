@@ -129,7 +129,7 @@ class Nightly:
                 logger.warning(
                     "nightly_twin_off",
                     reason="several training.ranks share graph and memory",
-                    meaning="no window says how a nightly model would have scored it",
+                    meaning="windows have no scores of a nightly model",
                 )
 
     @property
@@ -157,7 +157,7 @@ class Nightly:
             logger.error(
                 "nightly_twin_not_stored",
                 error=str(error),
-                meaning="no window of this day says how a nightly model would have scored it",
+                meaning="the windows of this day have no scores of a nightly model",
             )
         self._report()
         self._seconds += time.perf_counter() - begun
@@ -306,7 +306,7 @@ class Nightly:
                 "nightly_twin_lost",
                 name=name,
                 reason=str(error),
-                meaning="no window before the next midnight says how a nightly model scores it",
+                meaning="until the next midnight, windows have no scores of a nightly model",
             )
         self._report()
 
@@ -323,7 +323,9 @@ class Nightly:
             )
         weights = (folder / WEIGHTS).read_bytes()
         if f"{crc32c(weights):08x}" != about.checksums[WEIGHTS]:
-            raise CorruptionError(f"{folder / WEIGHTS} differs from its checksum.", "remove it.")
+            raise CorruptionError(
+                f"{folder / WEIGHTS} differs from its checksum.", "none is needed."
+            )
         model = copy.deepcopy(learner.model)
         model.restore(load(weights))
         model.new_destinations.stop()
@@ -348,7 +350,7 @@ class Nightly:
         if self._twin is None or compaction_request is None:
             return
         if self._twin.about.window_edge < compaction_request:
-            logger.info("nightly_twin_dropped", reason="it may hold what compaction removes")
+            logger.info("nightly_twin_dropped", reason="it may hold data that compaction removes")
             self._twin = None
             self.sweep()
             self._report()
