@@ -69,7 +69,7 @@ class Step:
     do: "learn" scores each window, then trains on all of them as one. "pass over" only advances
     graph, facts and memory, over windows that failed too often; "leave out" does so over a window
     of mostly late events. "bootstrap" trains on a range without keeping scores of it.
-    windows: closed windows; each starts at the end of the one before.
+    windows: closed windows; each begins at the `end_edge` of the one before.
     seq: sequence number of the log's commit up to which deletes and node features are applied.
     version: name of the version from which training continues, "" before the first. It differs from
     the previous step's result if an operator moved the champion.
@@ -342,8 +342,8 @@ class Ledger:
         return bool(self._ranks.tell(is_due))
 
     def oldest_window(self) -> int:
-        """First event id of the oldest window among those that produced the champion and the
-        shadow."""
+        """First event id of the older of the two windows after which champion and shadow were
+        published."""
         oldest: int = self._ranks.tell(min(first for first, _ in self._versions.named_windows()))
         return oldest
 

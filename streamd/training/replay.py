@@ -1,4 +1,4 @@
-"""Replay keeps a bounded sample of past chunks, so that learning does not forget them.
+"""Replay keeps a bounded sample of past chunks, so that training does not forget them.
 
 Each chunk is self-contained: it holds its inputs and the memory states that they saw.
 """

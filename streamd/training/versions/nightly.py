@@ -1,6 +1,6 @@
-"""The nightly baseline: the live model as it was at the last midnight UTC of event time, with
-weights, memory, facts and neighbours. It scores a sample of each window's events and is never
-trained, so the difference shows the value of continuous training.
+"""The nightly baseline (`training.nightly_twin`): the live model as it was at the last midnight UTC
+of event time, with weights, memory, facts and neighbours. It scores a sample of each window's
+events and is never trained, so the difference shows the value of continuous training.
 
 It is stored as a folder `train/nightly/<event id>`: `weights.safetensors`, the files of its memory,
 `facts.safetensors` with one more file for each of several edge sets, and `twin.json`. Facts are
