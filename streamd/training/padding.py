@@ -9,8 +9,8 @@ from torch import Tensor
 from streamd.models import LinkInputs
 
 PARTS = 4
-"""A size is rounded up to a multiple of the power of two below it divided by PARTS: at most a
-quarter of a step is padding, and few steps differ in size."""
+"""Sizes are rounded up to a multiple of 1 / PARTS of the power of two below them: at most a quarter
+of a step is padding, and few steps differ in size."""
 ALIGNED = 64
 """Tensors begin at multiples of this many elements: kernels that load several elements at once need
 it."""
@@ -22,9 +22,9 @@ Shapes = tuple[tuple[str, torch.dtype, torch.Size], ...]
 class PackedInputs:
     """Padded inputs. pieces: a tensor for each dtype, of which `inputs` has views.
 
-    Padding has no effect on the result: events of weight 0, masked neighbours, unknown nodes, and
-    roots that no event uses. Its indices are spread over many rows, since a GPU adds the gradients
-    of one row one after another, zeros too.
+    Padding consists of events of weight 0, masked neighbours, unknown nodes, and roots that no
+    event uses, so it does not change the result. Its indices are spread over many rows, since a GPU
+    adds the gradients of one row one after another, zeros too.
     """
 
     shapes: Shapes

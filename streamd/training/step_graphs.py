@@ -1,7 +1,7 @@
-"""Training steps as CUDA graphs: one call launches the about 550 kernels of a step.
+"""Training steps as CUDA graphs: one call launches all kernels of a step, about 550.
 
 A graph replays the same kernels on the same memory, so the values of a step are first copied into
-the graph's buffers, padded to sizes that many steps share. Padding has no effect on the result: see
+the graph's buffers, padded to sizes that many steps share. Padding does not change the result: see
 `streamd.training.padding`.
 """
 
