@@ -188,6 +188,7 @@ class Result:
 
         titles: regime or rule -> head of its column; others get no column.
         """
+        # Titles select the columns: a terminal has room for a few only.
         columns = {self.name_of(n): title for n, title in titles.items() if n in self.names()}
         windows = [w.edge_sets for w in self.windows]
         head = "MRR by edge set" + (", known" if self.measure == KNOWN else "")
@@ -397,6 +398,7 @@ def backtest(
 
     # Run the live regime with older facts.
     stale: dict[int | None, Measures] = {0: means(reported, "live")}
+    # Older facts do not know the novelty of events, so take it from the fresh run.
     novelty_of = {w.window.first_edge: w.novelty for w in windows}
     for age in plan.stale:
         if age != 0:
@@ -416,6 +418,7 @@ def has_one_destination(log: LogReader) -> bool:
     for first in range(log.first_edge, log.num_edges, SLICE_EDGES):
         dst = np.unique(log.edges(first, min(first + SLICE_EDGES, log.num_edges))[1])
         for number, node in zip(log.node_sets_of(dst).tolist(), dst.tolist(), strict=True):
+            # Return early: only a log with a single destination is read to its end.
             if only.setdefault(number, node) != node:
                 return False
     return bool(only)
@@ -446,6 +449,7 @@ def _windows(settings: LearningSettings, log: LogReader, plan: Plan) -> tuple[in
     """Returns: the first reported event, and all windows of the log."""
     cut = log.first_edge + int(plan.initial * (log.num_edges - log.first_edge))
     origin = int(log.time_of(np.array([cut]))[0]) if plan.from_cut else 0
+    # A window begins at the time of the cut, so the cut moves to the first event of that time.
     cut = log.lower_bound(origin) if plan.from_cut else cut
     return cut, list(recorded_windows(log, settings.width_us, origin))
 
@@ -470,6 +474,7 @@ def _run(
     learning = f"{title}, learning the first part"
     regimes.on_initial = lambda done, total: progress(learning, done, total, "steps")
     out: list[RegimeWindow] = []
+    # The initial part has its own progress, since its windows are only recorded.
     at_once = [w for w in windows if regimes.is_initial(w)]
     for title_of_part, part in ((reading, at_once), (title, windows[len(at_once) :])):
         for window in part:

@@ -22,6 +22,7 @@ def means(windows: Sequence[RegimeWindow], name: str) -> Measures:
     """
     averages = {}
     for measure in (*MEASURES, *NOVELTY_MEASURES):
+        # Each measure is weighted by the events that it covers.
         weight = [num_of(w, name, measure) for w in windows]
         if measure in NOVELTY_MEASURES and not sum(weight):
             continue
@@ -69,6 +70,7 @@ def mrr_difference(
     """
     measure = measure or measure_over(one[0])
     weight = np.array([float(num_of(w, one[1], measure)) for w in one[0]])
+    # A window without such events has no score to compare.
     has_events = weight > 0
     one_W, other_W = (
         np.array([w.scores[name].get(measure, 0.0) for w in windows])[has_events]

@@ -83,6 +83,7 @@ class LabelRules:
 
         task: as in `label_measures`. heads: regime -> its head's predictions of the same labels.
         """
+        # The measures need at least one label.
         if not self._parts:
             return ScoredLabels(0, {}, {})
         average_LT, mean_LT, target_LT, set_L = LabelScores.joined(self._parts)

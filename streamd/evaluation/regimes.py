@@ -246,6 +246,7 @@ class Regimes:
         each event the number of its edge set and the number of its negatives, int64[E].
         """
         if self._nightly_is_stale and self._nightly_recorder is not None:
+            # The pool of fresh facts, so that nightly ranks the same negatives as the others.
             pool = self._recorder.sight.pool_of(window)
             self._nightly_recorder.sight = NightlySight(self._nightly_recorder.live, pool)
 
@@ -297,6 +298,7 @@ class Regimes:
         self.base.on_progress = self.on_initial
         self.base.learn(edge, epochs=self._epochs)
         self.base.begin()
+        # Equal copies, so that regimes differ only by their later training.
         for learner in self.learners.values():
             learner.take_over(self.base)
         self.base = None
@@ -324,6 +326,8 @@ class Regimes:
         if self._day is not None:
             self._part("nightly")
         if self._day is not None and self._nightly_recorder is not None:
+            # From here on its memory and facts are those of midnight, so it has no rate of new
+            # destinations.
             self.learners["nightly"].memory_step = nightly_memory_step
             self.learners["nightly"].model.new_destinations.stop()
             self._nightly_is_stale = True
@@ -345,6 +349,7 @@ class Regimes:
         logits = learner.score(chunk)
         self._seconds[name] += time.perf_counter() - begun
         if chunk.score is not None:
+            # Logits of an untrained model are random, so the rule answers, as in production.
             scores = logits if learner.num_learned else rule_scores(chunk.scored_facts)
             ranked = among_candidates(scores, chunk.is_candidate_EC)
             parts.setdefault(name, []).append(ranked)

@@ -61,6 +61,7 @@ def verdict(
     nightly: the difference to nightly, or the reason for its absence. causes: of the lead, as a
     clause.
     """
+    # Without an interval no comparison is possible.
     if not over_rule.is_sure:
         return f"{too_few(over_rule.num_windows)} to tell live from the others: {GIVE_MORE}."
     # Unless the subject is ahead, mention that a rule is cheaper than any model.

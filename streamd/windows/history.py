@@ -104,6 +104,7 @@ def truncate_records(data_dir: Path, size: int) -> None:
     The trainer will write them again. size: the file's size in bytes, from the checkpoint.
     """
     path = data_dir / FILE
+    # A file that is shorter than the checkpoint knows has lost records, for example by a restore.
     present = path.stat().st_size if path.exists() else 0
     if present > size:
         os.truncate(path, size)

@@ -40,6 +40,7 @@ def comparable(parts: Sequence[Part]) -> list[Part]:
     # After an upgrade, only later windows have the new rule.
     rules = rules_of(parts[-1].scores) if parts else []
     kept = [part for part in parts if set(rules) <= set(rules_of(part.scores))]
+    # Parts with different measures have no common mean, so prefer those with KNOWN.
     known = [part for part in kept if measure_of(part.scores) == KNOWN]
     return known or kept
 

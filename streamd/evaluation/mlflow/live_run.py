@@ -79,6 +79,7 @@ class LiveRun:
         logged = self._read()
         waiting = len(records) - _first_new(records, logged)
         metrics.mlflow_waiting.set(waiting)
+        # Pause after a failure, so that an unavailable server is not asked at each step.
         if not waiting or time.monotonic() < self._retry_at:
             time.sleep(wait_seconds)
             return

@@ -119,6 +119,7 @@ def report_of(result: Result, title: str, asked: Asked) -> Report:
     plots: list[Plot | Bars] = [_mrr_plot(result)]
     if len(result.stale) > 1:
         plots.append(_ages(result))
+    # Rules need no training, so they have no times.
     learned = [name for name in result.names() if result.seconds(name) is not None]
     plots.append(
         _plot("Seconds a window, to score and learn", result, points, learned, _mean_seconds)

@@ -32,6 +32,7 @@ def form_of(asked: str, path: Path | None) -> str:
                 "--format html needs a file for the page.", "add --report backtest.html."
             )
         return asked
+    # `--format` overrides the file's name.
     by_name = path.suffix.removeprefix(".")
     return asked or (by_name if by_name in FORMS else "html")
 

@@ -100,6 +100,7 @@ def _runs_of(content: dict[str, Any]) -> list[PastRun]:
     # The JSON report has each setting with its origin.
     settings = {key: one["value"] for key, one in content["settings"].items()}
     common = content["at"][:16], content["title"].removeprefix("streamd backtest of ")
+    # The report of a grid has a run for each combination, and no rules.
     if "runs" in content:
         windows = content["windows"]
         return [

@@ -62,6 +62,7 @@ def draw(plot: Plot, size: Size) -> str:
     end = size.width - size.right
 
     def across(time: float) -> float:
+        # All points may have the same time: then the width is 0.
         return size.left + (end - size.left) * (time - first) / ((last - first) or 1)
 
     def down(value: float) -> float:
