@@ -38,8 +38,10 @@ class Model:
         """Topic -> its id in the newest line."""
         self._ids = {}
         """Place of each edge that the log has -> its event id."""
+        self._first = 0
+        """The oldest edge that retention left."""
         self._visible = {}
-        """Key -> the event ids of its edges that are not hidden."""
+        """Key, and key, target and time -> the event ids of its edges that are not hidden."""
         self._known = set()
         """Keys that a node has."""
 
@@ -51,6 +53,8 @@ class Model:
         """Take a line in that is shown for the first time; `directory` has its rows. Raises: Failure."""
         self._seq = fields["seq"]
         due = {sent.where: sent for sent in self._due(fields)}
+        if fields.get("dropped"):
+            self._first = directory.refreshed().first_edge
         self._take_keys(directory, fields)
         edges = self._edges(directory, fields)
         deletes = self._rows(directory, fields, DELETIONS, DELETION)
@@ -170,9 +174,9 @@ class Model:
         event = self.num_edges
         self.edges.append(sent)
         self._ids[sent.where] = event
-        for key in (item.key, item.target):
-            self._visible.setdefault(key, set()).add(event)
-            self._known.add(key)
+        for name in _names_of(item):
+            self._visible.setdefault(name, set()).add(event)
+        self._known |= {item.key, item.target}
 
     def _take_delete(self, row, waiting):
         """A delete hides what it names of the edges before it. Returns: what it names, and those of `waiting` that it may be, each with why not,
@@ -214,15 +218,13 @@ class Model:
 
     def _named(self, item):
         """Visible edges that a delete names."""
-        events = self._visible.get(item.key, set())
-        if item.kind == DELETE_NODE:
-            return sorted(events)
-        return sorted(e for e in events if (i := self.edges[e].item).key == item.key and (i.target, i.time_us) == (item.target, item.time_us))
+        name = item.key if item.kind == DELETE_NODE else (item.key, item.target, item.time_us)
+        return sorted(event for event in self._visible.get(name, ()) if event >= self._first)
 
     def _hide(self, event):
         self.hidden.add(event)
-        for key in (self.edges[event].item.key, self.edges[event].item.target):
-            self._visible[key].discard(event)
+        for name in _names_of(self.edges[event].item):
+            self._visible[name].discard(event)
 
     def _wrong_order(self, sent, found):
         """Why a delete cannot lie here, "" where it can: in its partition a delete of a node lies before all that came after, and behind each
@@ -257,10 +259,16 @@ class Model:
     def compare(self, directory):
         """Compare what a reader of a directory hides. Raises: Failure."""
         reader = directory.refreshed()
-        hides = np.flatnonzero(reader.hidden(0, reader.num_edges)).tolist() if reader.num_edges else []
-        wanted = sorted(event for event in self.hidden if event < reader.num_edges)
+        first, end = reader.first_edge, reader.num_edges
+        hides = (first + np.flatnonzero(reader.hidden(first, end))).tolist() if end > first else []
+        wanted = sorted(event for event in self.hidden if first <= event < end)
         if hides != wanted:
             raise Failure(f"{directory.name} hides {json.dumps(sorted(set(hides) ^ set(wanted)))} wrongly")
+
+
+def _names_of(edge):
+    """By which deletes name an edge."""
+    return {edge.key, edge.target, (edge.key, edge.target, edge.time_us)}
 
 
 def _was_read(entry):

@@ -91,3 +91,12 @@ def test_checks_read_each_dead_letter_once(tmp_path):
             file.flush()
             assert checks.is_letter(("id", 0, offset, 0)) and not checks.is_letter(("id", 0, offset + 1, 0))
     assert bytes_read() - before < 2 * path.stat().st_size
+
+
+def test_neither_journal_memory_nor_the_cost_of_an_event_grows_with_a_run():
+    output_of("-m", "tests.simulator.growth")
+
+
+def test_growth_of_a_log_without_retention_is_found():
+    kept = "from tests.simulator.growth import grown, measure; print(grown(measure(('leader',), 1000, None)))"
+    assert "journal_bytes" in output_of("-c", kept)

@@ -29,6 +29,11 @@ class Producers:
         self._open, self._edges = None, []
         self.is_on = True
 
+    def be_steady(self):
+        """Send as much at all times, of a bounded number of nodes."""
+        self._late, self._bad, self._deletes, self._nodes, self._pace, self._rush = 0.02, 0.01, 0.02, 0.0, 0.1, 8
+        self._uses_transactions = False
+
     def begin(self):
         self._world.scheduler.at(self._random.expovariate(1 / self._pace), self._turn)
 

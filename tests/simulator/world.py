@@ -47,6 +47,8 @@ class World:
         base = IN_MEMORY if Path(IN_MEMORY).is_dir() else None
         self.folder = Path(tempfile.mkdtemp(prefix=f"simulator-{seed}-", dir=base))
         self.machines, self.faults, self.producers = [], Faults(self), Producers(self)
+        self.kinds, self.settings = KINDS, {}
+        """What the machines may be, and settings in the place of those drawn."""
 
     def stamp(self, machine):
         """Wall time in milliseconds; of the world where `machine` is None."""
@@ -67,7 +69,7 @@ class World:
     def _make_machines(self):
         """Machines of one log, with the same settings but for what each is."""
         chance = self.scheduler.random
-        members = chance.choice(KINDS)
+        members = chance.choice(self.kinds)
         values = {
             "kafka__topics": ["events"], "stream__edge_feature_dim": 1, "telemetry__archive_port": 0, "stream__node_feature_dim": 1,
             "stream__time_unit": "ms",
@@ -78,6 +80,7 @@ class World:
             "ingest__late_policy": chance.choice(["clamp", "clamp", "dead_letter"]),
             "ingest__idle_timeout_seconds": chance.choice([0, 10, 60]),
             "ingest__max_ahead_seconds": chance.choice([5, 60]),
+            "retention__max_age_seconds": chance.choice([None, None, 30]),
             "ingest__max_record_events": chance.choice([4, 100_000]),
             "ingest__on_data_loss": chance.choice(["fail", "continue"]) if self.faults.has_others else "fail",
         }
@@ -85,6 +88,7 @@ class World:
             (self.folder / "store").mkdir()
             values |= {"log__name": LOG, "log__store": f"file://{self.folder}/store",
                        "log__manifest_seconds": chance.choice([3, 10, 600]), "leader__timeout_seconds": chance.choice([2, 3, 10])}
+        values |= {name: value for name, value in self.settings.items() if len(members) > 1 or not name.startswith("log__")}
         return [Machine(self, name, **values, log__member=member) for name, member in zip("abc", members, strict=False)]
 
     def run(self, seconds=SECONDS):
