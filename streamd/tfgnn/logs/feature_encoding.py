@@ -69,7 +69,7 @@ class Encoder:
                     )
             elif not (self._takes_weights and name in WEIGHTS) and declared.missing is None:
                 raise TFGNNError(
-                    f"{place}: the schema has no feature {name!r}, and its declaration no `missing`"
+                    f"{place}: the schema has no feature {name!r}, and no `missing` is declared"
                     f"{nearest_of(name, its.features)}.",
                     "add the column, or declare `missing`.",
                 )
