@@ -92,8 +92,8 @@ class NightlySight:
 def destinations_in(facts_AF: Float32) -> Bools:
     """Whether each node was a destination by its row of facts, bool[A].
 
-    Events with other destinations must not be trained on: most of their negatives are in the facts,
-    so the model would identify the true destination by its being new.
+    A model must not train on other events: most of their negatives are in the facts, so it would
+    learn that the true destination is the new one.
     """
     # With several edge sets, the facts over all sets come second.
     all_sets = NUM_FACTS if facts_AF.shape[-1] > NUM_FACTS else 0

@@ -44,7 +44,8 @@ T = TypeVar("T")
 DAY_US = 86_400_000_000
 """A day in microseconds."""
 SKIPPED = 0.05
-"""Share of the events before the cut without training: they only fill graph, facts and memory."""
+"""Share of the events before the cut that are not trained on: they only fill graph, facts and
+memory."""
 LEARNED = ("live", "no_replay", "nightly", "nightly_live", "frozen")
 """The regimes, which train; rules do not."""
 ALIKE = {"frozen": "live", "nightly": "nightly_live"}

@@ -47,8 +47,8 @@ class WindowRecord:
     served.
     num_late: number of events with a time before the window.
     seconds: phase -> wall time. surprise: as in `Drift.surprise`.
-    edge_sets, node_sets: in a log of several, the scores of each edge set with scored events and of
-    each node set with labels.
+    edge_sets, node_sets: in a log with several such sets, the scores of each edge set with scored
+    events and of each node set with labels.
     mean_negatives: mean number of negatives of a scored event; None without any, and in records of
     older releases, which always counted 100.
     novelty: counts of the scored events; None in records of older releases.

@@ -28,7 +28,7 @@ contains the true difference in 91 of 100 cases, with 8 in 87."""
 
 @dataclass(frozen=True)
 class Difference:
-    """By how much one regime scores above another.
+    """The lead of one regime over another in a score, with its interval.
 
     mean: of the event-weighted differences.
     radius: half the width of the 95 % interval around the mean, infinite if unknown.
