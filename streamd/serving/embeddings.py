@@ -73,6 +73,7 @@ class Embeddings:
         float32[M, D]."""
         first, end = self._num_kept, self._num_kept + len(nodes)
         if end > len(self._parts[0]):
+            # Capacity at least doubles, so that growth copies each vector a few times only.
             more = max(end, 2 * len(self._parts[0])) - len(self._parts[0])
             added = zeros(self._device, (more, self._parts[0].shape[1]))
             self._parts = [arrays_of(part).concatenate([part, added]) for part in self._parts]

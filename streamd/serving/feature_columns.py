@@ -28,6 +28,7 @@ class FeatureColumns(NodeFeatures):
         super().take(node_U, values_UD)
         if not len(node_U):
             return
+        # The base class may have grown its rows.
         if more := len(self._values) - len(self._has_row):
             self._has_row = np.append(self._has_row, np.zeros(more, np.bool_))
         self._has_row[node_U] = True

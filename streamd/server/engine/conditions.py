@@ -127,6 +127,7 @@ def _token(text: str) -> Token:
             f"{AFTER}: {_shown(text)} is neither TERM.SEQ, the form of {POSITION}, "
             "nor TOPIC:PARTITION:OFFSET"
         )
+    # Python's integers have no bound, but the log's numbers do.
     if largest > INT64:
         raise BadCondition(f"{AFTER}: a number in {_shown(text)} does not fit 64 bits")
     return token

@@ -98,6 +98,8 @@ class Completeness:
         if beat is None or "behind" not in beat.detail:
             return 0.0, None
         away = float(beat.detail["broker_age_seconds"])
+        # A broker that answers keeps the report current; otherwise the report is as old as the last
+        # answer.
         age = beat.age_seconds + (away if away > ANSWERS_SECONDS else 0.0)
         return time.time() - age, beat.detail["behind"]
 

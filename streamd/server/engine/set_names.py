@@ -70,6 +70,7 @@ def plain(key: Key) -> PlainKey:
 
 
 def _number(name: str | None, names: Sequence[str], what: str) -> int:
+    # A log with one set needs no name in requests.
     if name is None and len(names) == 1:
         return 0
     if name is None:

@@ -31,6 +31,7 @@ class WaitingRequests:
         Overloaded if too many wait; NotReached at the deadline, or if the server ends before.
         """
         left = _left([*tokens], state)
+        # Checked before the limit: a request that need not wait is never refused.
         if not left:
             return
         if self._ended:
@@ -46,6 +47,7 @@ class WaitingRequests:
         except TimeoutError:
             raise NotReached(f"the log did not reach {left[-1]} in time") from None
         finally:
+            # Also if the client disconnects, which cancels this task.
             del self._waiters[future]
 
     def end(self) -> None:

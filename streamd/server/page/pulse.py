@@ -43,6 +43,7 @@ class Pulse:
         """Append a sample of the observations since the last one."""
         requests = buckets_of(metrics.request_seconds, ANSWERS)
         fresh = buckets_of(metrics.event_to_answer_seconds)
+        # Histograms only grow, so the difference of two readings is what was observed in between.
         answers = less(requests, self._requests)
         shown = less(fresh, self._fresh)
         self._requests, self._fresh = requests, fresh
@@ -89,6 +90,7 @@ def quantile(buckets: Buckets, share: float) -> float | None:
     for bound, count in sorted(buckets.items()):
         if count >= wanted:
             if math.isinf(bound):
+                # The bucket has no upper bound to interpolate to.
                 return below
             return below + (bound - below) * (wanted - before) / max(count - before, 1e-9)
         below, before = bound, count

@@ -21,6 +21,7 @@ facts."""
 
 def to_score(state: ServerState, body: ScoreRequest) -> Score:
     """Convert a score request. Raises: HTTPException, as do the other functions here."""
+    # Checked before the keys are converted, which takes the event loop time for a long list.
     limit = state.settings.server.max_candidates
     if len(body.dst) > limit:
         raise HTTPException(
@@ -61,6 +62,7 @@ def empty_hint(body: RecommendRequest) -> str:
         "where": bool(body.where),
         "exclude_seen": body.exclude_seen,
     }
+    # With one filter, the hint names its effect; with several, any of them may be the cause.
     given = [name for name, is_given in filters.items() if is_given]
     if given == ["kind"]:
         return f"no destination has the kind {body.kind!r} (text before the first ':')"

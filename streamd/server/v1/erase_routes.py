@@ -68,6 +68,7 @@ def erase(body: EraseRequest, state: State) -> ErasureResponse:
     """Erase nodes: delete them, make the deletes physical, and prove it. The request survives
     restarts."""
     settings = state.settings
+    # Each node once, so that the counts in the answer are of nodes.
     keys = list(dict.fromkeys(nodes_of(state, body)))
     if len(keys) > MAX_NODES:
         raise HTTPException(422, f"{len(keys):,} nodes in one request, at most {MAX_NODES:,}")
@@ -75,6 +76,7 @@ def erase(body: EraseRequest, state: State) -> ErasureResponse:
         names = ", ".join(settings.kafka.topics)
         raise HTTPException(422, f"ingest does not read topic {body.topic!r}; it reads {names}")
     requests = ErasureRequests(settings.data_dir)
+    # Each open request is a file, and is checked once a second.
     if requests.num_open >= MAX_OPEN:
         raise HTTPException(429, f"{MAX_OPEN:,} requests to erase are open", {"Retry-After": "60"})
     return _answer(requests.add(keys, body.topic))

@@ -288,6 +288,7 @@ def promote(
     version: Annotated[str, Path(max_length=64)], body: MoveRequest, state: State
 ) -> Moved | JSONResponse:
     """Make a version the champion; the trainer continues from it."""
+    # An unknown version is 404; one that cannot serve raises VersionError, which is 409.
     if version not in state.registry.names():
         raise HTTPException(404, f"there is no version {version!r}; GET /v1/models lists them")
     return _moved_or_asked(state.moves.promote(version, "api", body.why))
@@ -419,6 +420,7 @@ def key_of_path(node: str, integer: bool) -> PlainKey:
         key = int(node)
     except ValueError:
         raise HTTPException(422, f"{node!r} is not an integer key") from None
+    # Python's integers have no bound, but the log's keys do.
     if abs(key) >= 2**63:
         raise HTTPException(422, f"{node} does not fit int64")
     return key

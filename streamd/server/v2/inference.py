@@ -384,6 +384,7 @@ def check(state: ServerState, name: str, version: str | None = None) -> str:
     if name != MODEL:
         raise HTTPException(404, f"there is no model {name!r}, only {MODEL!r}")
     served = state.engine.status.version
+    # Only one version is loaded, so no other can answer.
     if version is not None and version != served:
         raise HTTPException(404, f"version {version} is not served, {served} is")
     return served

@@ -167,6 +167,7 @@ def repository_index(
     another."""
     served = state.engine.status.version
     (ready, why) = state.ready()
+    # The version that serves may be gone from the registry already, or be the rule.
     names = state.registry.names()
     return [
         _entry(state, version, served, ready, why)
