@@ -179,17 +179,17 @@ def _one_pass(requests: list[Request], moments: list[Moment]) -> list[Answer]:
         source = int(sources[i])
         match request:
             case Score():
-                answers.append(_scored(moment, request, source, targets[i], scores[i]))
+                answers.append(_answer_score(moment, request, source, targets[i], scores[i]))
             case Recommend():
                 answers.append(recommended(moment, request, source, targets[i], scores[i]))
             case Similar():
-                answers.append(_similar(moment, request, source))
+                answers.append(_answer_similar(moment, request, source))
             case Embedding():
-                answers.append(_embedded(moment, source))
+                answers.append(_answer_embedding(moment, source))
             case Label():
-                answers.append(_labelled(moment, source, request.node))
+                answers.append(_answer_labels(moment, source, request.node))
             case Explain():
-                answers.append(_explained(moment, request, source))
+                answers.append(_answer_explanation(moment, request, source))
     return answers
 
 
@@ -202,14 +202,16 @@ def _targets(moment: Moment, request: Score | Recommend, source: int) -> Int64:
     return unseen(likely, source, request.edge_set) if request.exclude_seen else likely
 
 
-def _scored(moment: Moment, request: Score, source: int, targets: Int64, scores: Float32) -> Answer:
+def _answer_score(
+    moment: Moment, request: Score, source: int, targets: Int64, scores: Float32
+) -> Answer:
     known = moment.view.facts.is_known(targets)
     return moment.answer(
         source, dst=request.dst, scores=tuple(scores.tolist()), known=tuple(known.tolist())
     )
 
 
-def _similar(moment: Moment, request: Similar, node: int) -> Answer:
+def _answer_similar(moment: Moment, request: Similar, node: int) -> Answer:
     """Make the answer with the nodes most similar to a given one. Equal ones are ordered by node
     id."""
     view = moment.view
@@ -243,7 +245,7 @@ def _similar(moment: Moment, request: Similar, node: int) -> Answer:
     )
 
 
-def _embedded(moment: Moment, source: int) -> Answer:
+def _answer_embedding(moment: Moment, source: int) -> Answer:
     if moment.served is None:
         return moment.answer(source)
     z = moment.served.embedding_of(source, moment.view.live).tolist()
@@ -252,7 +254,7 @@ def _embedded(moment: Moment, source: int) -> Answer:
     return moment.answer(source, embedding=tuple(z))
 
 
-def _labelled(moment: Moment, source: int, key: Key) -> Answer:
+def _answer_labels(moment: Moment, source: int, key: Key) -> Answer:
     # An unknown key also names its node set.
     node_set = key.node_set if isinstance(key, SetKey) else 0
     served, live = moment.served, moment.view.live
@@ -262,7 +264,7 @@ def _labelled(moment: Moment, source: int, key: Key) -> Answer:
     return moment.answer(source, labels=labels)
 
 
-def _explained(moment: Moment, request: Explain, source: int) -> Answer:
+def _answer_explanation(moment: Moment, request: Explain, source: int) -> Answer:
     target = moment.view.ids([request.dst])
     pair = Pair(source, int(target[0]), request.edge_set, moment.as_of_us)
     explanation = explained(moment.view, moment.served, pair)
