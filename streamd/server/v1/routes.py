@@ -83,7 +83,7 @@ async def score(body: ScoreRequest, state: State, asked: Asked) -> Response:
     """Score candidate destinations of a source with the version that serves now."""
     request = to_score(state, body)
     answer = await state.engine.ask(request, asked)
-    return _json(_scored(state, request.src, answer), answer)
+    return _json(_score_content(state, request.src, answer), answer)
 
 
 @direct.post("/score/batch", tags=["answers"], response_model=list[ScoreResponse])
@@ -92,7 +92,7 @@ async def score_batch(body: ScoreBatch, state: State, asked: Asked) -> Response:
     _check_batch(state, len(body.requests))
     requests = [to_score(state, one) for one in body.requests]
     answers = await state.engine.ask_all(requests, asked)
-    scored = [_scored(state, r.src, a) for r, a in zip(requests, answers, strict=True)]
+    scored = [_score_content(state, r.src, a) for r, a in zip(requests, answers, strict=True)]
     return _json(scored, answers[0])
 
 
@@ -101,7 +101,7 @@ async def recommend(body: RecommendRequest, state: State, asked: Asked) -> Respo
     """The k most likely next destinations of a source, best first."""
     request = to_recommend(state, body)
     answer = await state.engine.ask(request, asked)
-    return _json(_recommendation(state, body, request.src, answer), answer)
+    return _json(_recommendation_content(state, body, request.src, answer), answer)
 
 
 @direct.post("/recommend/batch", tags=["answers"], response_model=list[ScoreResponse])
@@ -111,7 +111,7 @@ async def recommend_batch(body: RecommendBatch, state: State, asked: Asked) -> R
     requests = [to_recommend(state, one) for one in body.requests]
     answers = await state.engine.ask_all(requests, asked)
     rows = zip(body.requests, requests, answers, strict=True)
-    found = [_recommendation(state, own, r.src, a) for own, r, a in rows]
+    found = [_recommendation_content(state, own, r.src, a) for own, r, a in rows]
     return _json(found, answers[0])
 
 
@@ -169,7 +169,7 @@ async def embedding(
     key = in_set(state.sets.node_set(node_set), key_of_path(node, integer))
     answer = await state.engine.ask(Embedding(key), asked)
     response.headers.update(headers_of(answer.seen))
-    return _embedded(state, key, answer)
+    return _embedding_response(state, key, answer)
 
 
 @router.post("/embeddings", tags=["answers"], response_model_exclude_unset=True)
@@ -181,7 +181,9 @@ async def embeddings(
     keys = nodes_of(state, body)
     answers = await state.engine.ask_all([Embedding(key) for key in keys], asked)
     response.headers.update(headers_of(answers[0].seen))
-    return [_embedded(state, key, answer) for key, answer in zip(keys, answers, strict=True)]
+    return [
+        _embedding_response(state, key, answer) for key, answer in zip(keys, answers, strict=True)
+    ]
 
 
 @router.get("/labels/{node:path}", tags=["answers"], response_model_exclude_unset=True)
@@ -197,7 +199,7 @@ async def labels(
     key = in_set(state.sets.node_set(node_set), key_of_path(node, integer))
     answer = await state.engine.ask(Label(key), asked)
     response.headers.update(headers_of(answer.seen))
-    return _labelled(state, key, answer)
+    return _labels_response(state, key, answer)
 
 
 @router.post("/labels", tags=["answers"], response_model_exclude_unset=True)
@@ -209,7 +211,7 @@ async def labels_of_many(
     keys = nodes_of(state, body)
     answers = await state.engine.ask_all([Label(key) for key in keys], asked)
     response.headers.update(headers_of(answers[0].seen))
-    return [_labelled(state, key, answer) for key, answer in zip(keys, answers, strict=True)]
+    return [_labels_response(state, key, answer) for key, answer in zip(keys, answers, strict=True)]
 
 
 @direct.post("/explain", tags=["answers"], response_model=ExplainResponse)
@@ -217,7 +219,7 @@ async def explain(body: ExplainRequest, state: State, asked: Asked) -> Response:
     """The parts that make up the score of one candidate."""
     request = to_explain(state, body)
     answer = await state.engine.ask(request, asked)
-    return _json(_explained(state, request, answer), answer)
+    return _json(_explanation_content(state, request, answer), answer)
 
 
 # Events
@@ -274,7 +276,7 @@ ASKED: dict[int | str, dict[str, Any]] = {
 )
 def rollback(body: MoveRequest, state: State) -> Moved | JSONResponse:
     """Make the last proven version the champion; the trainer continues from it."""
-    return _moved_or_asked(state.moves.rollback("api", body.why))
+    return _move_or_request(state.moves.rollback("api", body.why))
 
 
 @router.post(
@@ -291,7 +293,7 @@ def promote(
     # An unknown version is 404; one that cannot serve raises VersionError, which is 409.
     if version not in state.registry.names():
         raise HTTPException(404, f"there is no version {version!r}; GET /v1/models lists them")
-    return _moved_or_asked(state.moves.promote(version, "api", body.why))
+    return _move_or_request(state.moves.promote(version, "api", body.why))
 
 
 @router.get("/models/requests/{request}", tags=["models"])
@@ -304,7 +306,7 @@ def request_outcome(
         return RequestOutcome(state="waiting")
     if isinstance(outcome, Refusal):
         return RequestOutcome(state="refused", reason=outcome.reason)
-    return RequestOutcome(state="done", moved=_moved(outcome))
+    return RequestOutcome(state="done", moved=_move_response(outcome))
 
 
 @router.get("/models", tags=["models"])
@@ -336,7 +338,7 @@ def models(state: State) -> ModelsResponse:
 # From an answer of the engine to a body
 
 
-def _embedded(state: ServerState, key: Key, answer: Answer) -> EmbeddingResponse:
+def _embedding_response(state: ServerState, key: Key, answer: Answer) -> EmbeddingResponse:
     if not answer.embedding:
         raise HTTPException(404, f"version {answer.version} has no embeddings")
     return EmbeddingResponse(
@@ -349,7 +351,7 @@ def _embedded(state: ServerState, key: Key, answer: Answer) -> EmbeddingResponse
     )
 
 
-def _labelled(state: ServerState, key: Key, answer: Answer) -> LabelsResponse:
+def _labels_response(state: ServerState, key: Key, answer: Answer) -> LabelsResponse:
     if answer.labels is None:
         raise HTTPException(
             404,
@@ -365,8 +367,8 @@ def _labelled(state: ServerState, key: Key, answer: Answer) -> LabelsResponse:
     )
 
 
-def _explained(state: ServerState, request: Explain, answer: Answer) -> dict[str, Any]:
-    """The content of an `ExplainResponse`, as a dict for the same reason as in `_scored`."""
+def _explanation_content(state: ServerState, request: Explain, answer: Answer) -> dict[str, Any]:
+    """The content of an `ExplainResponse`, as a dict for the same reason as in `_score_content`."""
     explanation = answer.explanation
     assert explanation is not None
     return {
@@ -402,13 +404,13 @@ def _check_batch(state: ServerState, count: int) -> None:
         raise HTTPException(422, f"{count} in one batch, at most {limit} (server.max_batch)")
 
 
-def _moved_or_asked(done: Move | Waiting) -> Moved | JSONResponse:
+def _move_or_request(done: Move | Waiting) -> Moved | JSONResponse:
     if isinstance(done, Waiting):
         return JSONResponse(MoveRequested(request=done.request).model_dump(), 202)
-    return _moved(done)
+    return _move_response(done)
 
 
-def _moved(move: Move) -> Moved:
+def _move_response(move: Move) -> Moved:
     return Moved(action=move.action, champion=move.champion, shadow=move.shadow)
 
 
@@ -449,7 +451,7 @@ def _hint(state: ServerState, node: Key, answer: Answer) -> dict[str, str]:
     return {"hint": hint} if hint else {}
 
 
-def _scored(state: ServerState, src: Key, answer: Answer) -> dict[str, Any]:
+def _score_content(state: ServerState, src: Key, answer: Answer) -> dict[str, Any]:
     """The content of a `ScoreResponse` as a dict: creating and validating a hundred small pydantic
     models takes longer than scoring them."""
     rows = zip(answer.dst, answer.scores, answer.known, strict=True)
@@ -466,11 +468,11 @@ def _scored(state: ServerState, src: Key, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _recommendation(
+def _recommendation_content(
     state: ServerState, body: RecommendRequest, src: Key, answer: Answer
 ) -> dict[str, Any]:
-    """The content as in `_scored`, with a hint if the filters of the request leave no node."""
-    content = _scored(state, src, answer)
+    """As `_score_content`, with a hint if the filters of the request leave no node."""
+    content = _score_content(state, src, answer)
     hint = "" if answer.dst or "hint" in content else empty_hint(body)
     return content | ({"hint": hint} if hint else {})
 
