@@ -124,12 +124,12 @@ def _token(text: str) -> Token:
         largest = token.offset
     else:
         raise BadCondition(
-            f"{AFTER}: {_shown(text)} is neither TERM.SEQ, the form of {POSITION}, "
+            f"{AFTER}: {_quote(text)} is neither TERM.SEQ, the form of {POSITION}, "
             "nor TOPIC:PARTITION:OFFSET"
         )
     # Python's integers have no bound, but the log's numbers do.
     if largest > INT64:
-        raise BadCondition(f"{AFTER}: a number in {_shown(text)} does not fit 64 bits")
+        raise BadCondition(f"{AFTER}: a number in {_quote(text)} does not fit 64 bits")
     return token
 
 
@@ -137,11 +137,11 @@ def _seconds(values: list[str]) -> float | None:
     if not values:
         return None
     if len(values) > 1 or not SECONDS.fullmatch(values[0]):
-        raise BadCondition(f"{MAX_LAG}: {_shown(', '.join(values))} is not a number of seconds")
+        raise BadCondition(f"{MAX_LAG}: {_quote(', '.join(values))} is not a number of seconds")
     return float(values[0])
 
 
-def _shown(text: str) -> str:
+def _quote(text: str) -> str:
     """A text for an error: shortened, and without control characters for a terminal."""
     return ascii(text[:SHOWN_CHARACTERS]) + ("..." if len(text) > SHOWN_CHARACTERS else "")
 
