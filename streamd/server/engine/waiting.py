@@ -30,7 +30,7 @@ class WaitingRequests:
         state: of the log, as the view has it now. deadline: seconds of the monotonic clock. Raises:
         Overloaded if too many wait; NotReached at the deadline, or if the server ends before.
         """
-        left = _left([*tokens], state)
+        left = _drop_reached([*tokens], state)
         # Checked before the limit: a request that need not wait is never refused.
         if not left:
             return
@@ -60,7 +60,7 @@ class WaitingRequests:
     def release(self, state: LogState) -> None:
         """Release the requests that have all of their tokens in a newer state of the view."""
         for future, left in self._waiters.items():
-            if not future.done() and not _left(left, state):
+            if not future.done() and not _drop_reached(left, state):
                 future.set_result(None)
 
 
@@ -68,7 +68,7 @@ def _ends_before(left: list[Token]) -> NotReached:
     return NotReached(f"the server stops before the log has reached {left[-1]}")
 
 
-def _left(tokens: list[Token], state: LogState) -> list[Token]:
+def _drop_reached(tokens: list[Token], state: LogState) -> list[Token]:
     """Remove tokens from the end of a list while a state includes them. A token that was reached
     stays so, so a request with many tokens checks few of them at each commit. Returns: the list."""
     while tokens and tokens[-1].is_in(state):
