@@ -131,7 +131,7 @@ class Searches:
         # Collect answers until the last search is done; an error ends them all.
         answers: list[Answer] = []
 
-        def one_done(result: list[Answer] | BaseException) -> None:
+        def add_answer(result: list[Answer] | BaseException) -> None:
             if isinstance(result, BaseException):
                 done(result)
                 return
@@ -145,7 +145,7 @@ class Searches:
             view = moment.view
             source = int(view.ids([request.src])[0])
             nodes = view.candidates.nodes_of(request)
-            begun.append(_Search(moment, request, source, nodes, deadline, one_done))
+            begun.append(_Search(moment, request, source, nodes, deadline, add_answer))
         seconds = deadline - time.monotonic()
         own = sum(s.num_left for s in begun)
         if 0 < seconds < own * self._node_seconds:
