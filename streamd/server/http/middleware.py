@@ -95,7 +95,7 @@ class Envelope:
             added["traceresponse"] = trace.response
             named = {"trace_id": trace.trace_id, "parent": trace.parent, "span": trace.span}
 
-        async def send_measured(message: Message) -> None:
+        async def send_and_measure(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -109,11 +109,11 @@ class Envelope:
         with structlog.contextvars.bound_contextvars(**named):
             try:
                 if refused is not None:
-                    await refused(scope, receive, send_measured)
+                    await refused(scope, receive, send_and_measure)
                 else:
                     if scope["path"].startswith(MEASURED):
                         await self._turn()
-                    await self._app(scope, self._bounded(scope, receive), send_measured)
+                    await self._app(scope, self._bound_body(scope, receive), send_and_measure)
             finally:
                 took = time.perf_counter() - begun
                 self._account(scope, status, took, request_id, trace)
@@ -139,7 +139,7 @@ class Envelope:
             return problem(path, 403, "requests from web pages of another origin are refused")
         return None
 
-    def _bounded(self, scope: Scope, receive: Receive) -> Receive:
+    def _bound_body(self, scope: Scope, receive: Receive) -> Receive:
         """Wrap `receive` so that it checks keys and bounds the size and the time of the body.
 
         Keys are checked first, because FastAPI reads a body before it calls a route's dependencies.
