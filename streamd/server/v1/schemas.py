@@ -192,7 +192,7 @@ class EventsRequest(RequestBody):
 
     @model_validator(mode="before")
     @classmethod
-    def _wrapped(cls, content: Any) -> Any:
+    def _check_wrapper(cls, content: Any) -> Any:
         """Refuse a bare event or list of events, and show the right form of the body."""
         is_bare = isinstance(content, dict) and content and not {"events", "records"} & {*content}
         if is_bare or isinstance(content, list):
