@@ -145,10 +145,10 @@ class InferRoute(DirectRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
-        async def handle_compressed(request: Request) -> Response:
+        async def handle_and_compress(request: Request) -> Response:
             return compressed(await handle(request), request.headers.get("accept-encoding", ""))
 
-        return handle_compressed
+        return handle_and_compress
 
     async def read(self, request: Request, model: type[Model]) -> Model:
         """Read the body, and give each input its values from the JSON or from the bytes after
@@ -321,7 +321,7 @@ async def _answers(
             raise HTTPException(
                 400, f"there is no output {output_request.name!r}; there are score and known"
             )
-        _refuse_unserved(output_request.name, output_request.parameters)
+        _refuse_parameters(output_request.name, output_request.parameters)
     requests = []
     for i, edge_set in enumerate(_edge_sets(tensors.get("edge_set"), rows, state)):
         source, target = state.sets.ends(edge_set)
@@ -398,7 +398,7 @@ def _fill(inputs: list[InputTensor], rest: bytes) -> None:
     """
     for tensor in inputs:
         parameters = tensor.parameters or {}
-        _refuse_unserved(tensor.name, parameters)
+        _refuse_parameters(tensor.name, parameters)
         # Either bytes, in the order of the inputs, or data in the JSON.
         if binary.SIZE in parameters:
             if tensor.data is not None:
@@ -411,7 +411,7 @@ def _fill(inputs: list[InputTensor], rest: bytes) -> None:
         raise HTTPException(400, f"{len(rest)} bytes after the JSON belong to no input")
 
 
-def _refuse_unserved(name: str, parameters: dict[str, Any] | None) -> None:
+def _refuse_parameters(name: str, parameters: dict[str, Any] | None) -> None:
     for parameter in UNSERVED:
         if parameter in (parameters or {}):
             raise HTTPException(400, f"{name}: {parameter} is not supported; leave it out")
