@@ -43,7 +43,7 @@ class Pulse:
         """Append a sample of the observations since the last one."""
         requests = buckets_of(metrics.request_seconds, ANSWERS)
         fresh = buckets_of(metrics.event_to_answer_seconds)
-        # Histograms only grow, so the difference of two readings is what was observed in between.
+        # Histograms only grow, so the difference of two readings has the observations in between.
         answers = less(requests, self._requests)
         shown = less(fresh, self._fresh)
         self._requests, self._fresh = requests, fresh
