@@ -33,7 +33,7 @@ class RecordColumns(NamedTuple):
     """Consecutive records of a batch, n in all.
 
     lengths: their bytes in the batch, int64 [n]. offsets: int64 [n]. timestamps: int64 [n], ms.
-    **_sizes: bytes, for headers the sum of names and contents; -1 if absent.
+    **`*_sizes`: bytes, for headers the sum of names and contents; -1 if absent.
     """
 
     lengths: Ints

@@ -113,8 +113,7 @@ class _Part:
         self.ready = self._due() & ~(np.logical_or.accumulate(held) & ~timed)
 
     def _keep_order(self, at: Int64) -> None:
-        """Give the untimed events these times, but none an earlier time than the events before
-        it."""
+        """Give the untimed events these times, but none a time before that of an earlier one."""
         behind = np.maximum.accumulate(np.where(self._timed, NEVER, at))
         self.at = np.where(self._timed, self._rows["time"], behind)
 

@@ -85,11 +85,13 @@ class Suspects:
         return float(self._since[0][0]) if self._held else None
 
     def far_leads(self, events: Block) -> Int64:
-        """Leads of a poll's events, NEVER for those that lead no further than usual: int64[n]."""
+        """Leads of a poll's events, NEVER for those within `max_ahead_us` of the usual lead:
+        int64[n]."""
         index = _with_lead(events)
         lead = (events.rows["time"] - events.rows["stamp"])[index]
         usual = self._usual(lead)
-        # A partition with too few known leads counts against all that lead far.
+        # With too few known leads, this partition's events confirm no large lead of another
+        # partition.
         if usual is None:
             return np.full(len(lead), NEVER)
         return np.where(lead > usual + self._max_ahead_us, lead, NEVER)
