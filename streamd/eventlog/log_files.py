@@ -165,7 +165,7 @@ class LogFiles:
         """
         if self._failed:
             raise DiskError(
-                f"The log at {self.data_dir} takes nothing more after: {self._failed}.",
+                f"The log in {self.data_dir} accepts no changes after an error: {self._failed}.",
                 "restart ingest.",
             )
         try:
@@ -372,5 +372,5 @@ class LogFiles:
 def disk_error(data_dir: Path, error: OSError) -> DiskError:
     return DiskError(
         f"The log in {data_dir} could not be written: {error.strerror or error}.",
-        "free space or mend the disk; ingest resumes from the last commit by itself.",
+        "free space or repair the disk; ingest resumes from the last commit by itself.",
     )

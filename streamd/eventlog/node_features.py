@@ -48,7 +48,7 @@ class FeatureFile:
                 file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
                 raise DataDirectoryError(
-                    f"{FEATURES} is gone.", "restore it from a backup."
+                    f"{FEATURES} of the data_dir is missing.", "restore it from a backup."
                 ) from None
             # Readers have no `close`: the file is closed with this object.
             self._close()

@@ -81,7 +81,7 @@ class OddKeys:
             share = f"{100 * odd.num / self.num_edges:.3g} %"
             drop = f"`drop_keys: [{name}]` in the source drops "
             what = (
-                f"a placeholder, no node; {drop}such events"
+                f"a placeholder, not a node; {drop}such events"
                 if odd.is_placeholder
                 else f"fine if it is popular; if it means that there is none, {drop}its events"
             )
@@ -95,7 +95,7 @@ class OddKeys:
             )
             found.append(
                 f"the key {written} has blanks around it, and is another node than {plain}: "
-                "commands that read files leave blanks out with --strip"
+                "commands that read files remove blanks with --strip"
             )
         if self.copies:
             found.append(
@@ -104,9 +104,9 @@ class OddKeys:
             )
         if self.shared:
             found.append(
-                f"{self.shared:.0%} of the keys of one side are on the other side too, but hardly "
-                "an edge leads back: if user 7 and item 7 are two nodes, give each side a prefix "
-                "or a node set"
+                f"{self.shared:.0%} of the keys of one side are on the other side too, but few "
+                "edges have a reverse edge: if user 7 and item 7 are two nodes, give each side a "
+                "prefix or a node set"
             )
         return found
 

@@ -45,8 +45,8 @@ def last_state(data_dir: Path, schema: Schema) -> LogState:
     # If the log lost a commit that readers have seen, no other commit may get its number.
     if shown > state.seq:
         raise JournalError(
-            f"The journal of {data_dir} ends at commit {state.seq}, but readers were shown later "
-            "ones.",
+            f"The journal of {data_dir} ends at commit {state.seq}, but later ones "
+            "were published to readers.",
             "restore the data_dir from a backup.",
         )
     return state
@@ -180,7 +180,7 @@ def lock_directory(path: Path, action: str = "stop that process or set another d
     except OSError as error:
         os.close(fd)
         raise DataDirectoryError(
-            f"{path.parent} lies on a volume that gives no locks (flock): {error}.",
+            f"{path.parent} is on a volume that gives no locks (flock): {error}.",
             "set a data_dir on a local or block volume.",
         ) from error
     # In containers every process id is 1, so name the owner by host and command too.

@@ -134,7 +134,9 @@ class LogApplier:
         with self.files.change():
             if path in commit.made:
                 if not 0 <= offset <= offset + len(data) <= commit.sizes[path]:
-                    raise _distrust(commit.after.seq, f"{path} has no byte {offset + len(data)}")
+                    raise _distrust(
+                        commit.after.seq, f"{path} ends before byte {offset + len(data)}"
+                    )
                 fd = commit.made[path]
             else:
                 commit.take(path, offset, data)
@@ -154,7 +156,7 @@ class LogApplier:
         assert commit is not None
         with self.files.change():
             if commit.expected:
-                raise _distrust(commit.after.seq, f"{commit.expected[0].path} has bytes too few")
+                raise _distrust(commit.after.seq, f"bytes of {commit.expected[0].path} are missing")
             self._check_bytes(commit)
             self._lines.append((self.newest, commit.line))
             self.newest = commit.after
@@ -256,11 +258,15 @@ class LogApplier:
                     crc = _crc_of(commit.made[path], commit.sizes[path])
                     crcs = crc, crc
                 if crcs != (change["crc"], change["total"]):
-                    raise _distrust(commit.after.seq, f"the bytes of {path} have another checksum")
+                    raise _distrust(
+                        commit.after.seq, f"the bytes of {path} differ from their checksum"
+                    )
             else:
                 crc = self._rows_crc(commit, change)
                 if crc != change["crc"]:
-                    raise _distrust(commit.after.seq, f"the rows of {path} have another checksum")
+                    raise _distrust(
+                        commit.after.seq, f"the rows of {path} differ from their checksum"
+                    )
 
     def _rows_crc(self, commit: "_Commit", change: dict[str, Any]) -> int:
         """CRC32C of the rows that were written to a segment. Raises: ChangelogError."""
@@ -346,7 +352,9 @@ class _Commit:
         """Check that bytes are the next ones that the line requires. Raises: ChangelogError."""
         due = self.expected[0] if self.expected else FileRange("", 0, 0)
         if due.path != path or due.offset != offset or not 0 < len(data) <= due.num_bytes:
-            raise _distrust(self.after.seq, f"{len(data)} bytes at {offset} of {path} are not due")
+            raise _distrust(
+                self.after.seq, f"{len(data)} bytes at {offset} of {path} are not the next ones"
+            )
         if len(data) == due.num_bytes:
             self.expected.popleft()
         else:
@@ -374,7 +382,7 @@ def _check_line(before: LogState, line: bytes, made: dict[str, int]) -> _Commit:
         commit.sizes = dict(made)
         return commit
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise _distrust(seq, f"its line says {error!r}") from None
+        raise _distrust(seq, f"its line is invalid: {error!r}") from None
     except JournalError as error:
         raise _distrust(seq, str(error)) from None
 

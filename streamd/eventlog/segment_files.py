@@ -46,7 +46,9 @@ class SegmentFiles:
         try:
             self.order = np.memmap(path / ORDER, "<i8", "r")
         except (OSError, ValueError) as error:
-            raise TGUFError(f"{path / ORDER} cannot be mapped: {error}.", "restore it.") from None
+            raise TGUFError(
+                f"{path / ORDER} cannot be mapped: {error}.", "restore it from a backup."
+            ) from None
 
     def places(self, rows: Int64) -> tuple[Int64, Int64]:
         """Edge set and row in its file of each row: int64 of the same shape."""

@@ -216,7 +216,9 @@ def reopen_segment(
     DataDirectoryError."""
     path = data_dir / state.path
     if not path.exists():
-        raise DataDirectoryError(f"{state.path} is gone.", "restore it from a backup.")
+        raise DataDirectoryError(
+            f"{state.path} of the data_dir is missing.", "restore it from a backup."
+        )
     labels = state.num_labels
     if state.rows_per_set:
         return SetsWriter.reopen(path, schema, state.rows_per_set, labels, state.capacity, disk)

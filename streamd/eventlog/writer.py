@@ -63,8 +63,8 @@ class LogWriter:
         """
         if publisher is None and (data_dir / CHANGELOG).exists():
             raise ChangelogError(
-                f"The commits of {data_dir} go to a changelog, and this process would not tell it.",
-                "let ingest write it, with log.name set; to go on without other machines, remove "
+                f"The log in {data_dir} has a changelog, to which this process would send nothing.",
+                "let ingest write it, with log.name set; to run without other machines, remove "
                 f"{data_dir / CHANGELOG}.",
             )
         self.data_dir = data_dir

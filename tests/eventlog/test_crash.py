@@ -205,7 +205,7 @@ def test_a_disk_that_refuses_is_a_named_error_and_nothing_is_lost(tmp_path, expe
         if log is not None and not log.files.closed:
             went_on.add(not log.files.in_doubt)
             if log.files.in_doubt:
-                with pytest.raises(DiskError, match="nothing more"):
+                with pytest.raises(DiskError, match="accepts no changes"):
                     log.commit(empty_batch(SCHEMA), Progress(), 10**9)
             else:
                 live(log, acknowledged=acknowledged, housekeeping=False)

@@ -89,5 +89,5 @@ def test_a_file_that_is_gone_is_refused_by_name(tmp_path):
     writer.commit(commit_of(np.random.default_rng(6), 0, 5, 9), Progress(), 20)
     writer.close()
     (tmp_path / FEATURES).unlink()
-    with pytest.raises(DataDirectoryError, match="updates.rows is gone"):
+    with pytest.raises(DataDirectoryError, match="updates.rows of the data_dir is missing"):
         LogReader.open(tmp_path)

@@ -71,7 +71,7 @@ class SegmentState:
         if sum(rows) != fields[1]:
             raise JournalError(
                 f"The segment at event {fields[0]} has {fields[1]} edges, its sets have {rows}.",
-                "restore the data_dir.",
+                "restore the data_dir from a backup.",
             )
         state = cls(*fields)
         return replace(state, rows_per_set=tuple(rows)) if len(rows) > 1 else state
@@ -168,7 +168,7 @@ class LogState:
         if line["seq"] != self.seq + 1:
             raise JournalError(
                 f"The journal jumps from commit {self.seq} to {line['seq']}.",
-                "restore the data_dir.",
+                "restore the data_dir from a backup.",
             )
 
         # Segments appear, grow, are replaced or are dropped; the last one is never dropped.

@@ -87,7 +87,7 @@ class JournalTail:
         if not os.path.samestat(now, os.fstat(self._file)):
             raise JournalError(
                 f"The log in {self.data_dir} was replaced by a newer one.",
-                "nothing: who reads it starts again.",
+                "none is needed: its readers start again.",
             )
 
     def published_at(self) -> float:
@@ -171,7 +171,7 @@ class JournalTail:
                 self._begin_again(published)
                 return
             raise JournalError(
-                f"Commit {seq + 1} is published, but {journal} does not hold it.",
+                f"Commit {seq + 1} is published, but {journal} does not have it.",
                 "restore the data_dir from a backup.",
             )
 

@@ -110,13 +110,13 @@ class TGUFSchema:
             )
         if self.negatives_start > self.edge_capacity:
             raise ValueError(
-                f"negatives_start {self.negatives_start} lies behind "
+                f"negatives_start {self.negatives_start} is more than "
                 f"edge_capacity {self.edge_capacity}"
             )
         if not _in_order(self.val_start, self.test_start, self.edge_capacity):
             raise ValueError(
                 f"splits val_start {self.val_start}, test_start {self.test_start} are out of order "
-                f"or behind edge_capacity {self.edge_capacity}"
+                f"or more than edge_capacity {self.edge_capacity}"
             )
 
 
@@ -193,12 +193,12 @@ def parse_header(page: bytes, file_bytes: int, path: Path) -> Header:
     if header.neg_dst_offset and header.negatives_start_e_id > capacity:
         raise fail(
             f"negatives begin at edge {header.negatives_start_e_id}, "
-            f"behind the {capacity} rows there is room for"
+            f"but the file has room for {capacity} edges"
         )
     if not _in_order(header.val_start, header.test_start, capacity):
         raise fail(
             f"splits val_start {header.val_start}, test_start {header.test_start} are out of order "
-            f"or behind the {capacity} rows there is room for"
+            f"or more than the {capacity} edges that fit the file"
         )
     return header
 
@@ -245,7 +245,7 @@ def sections_of(h: Header, file_bytes: int, path: Path) -> dict[str, Section]:
         end = starts[i + 1] if i + 1 < len(names) else file_bytes
         if end < start:
             raise TGUFError(
-                f"{path}: section {name} at byte {start} lies behind section {names[i + 1]}.",
+                f"{path}: section {name} at byte {start} is after section {names[i + 1]}.",
                 REWRITE,
             )
         width = row_bytes[name]

@@ -85,9 +85,9 @@ class TGUFFile:
         count = section.capacity if rows is None else rows
         if not 0 <= count <= section.capacity:
             raise TGUFError(
-                f"{self.path}: {count} rows of {name} asked for, "
-                f"it has room for {section.capacity}.",
-                "ask for no more.",
+                f"{self.path}: section {name} has room for {section.capacity} rows, "
+                f"not for {count}.",
+                "read no more rows than that.",
             )
         return self._array(name, self._map or b"", count, width)
 

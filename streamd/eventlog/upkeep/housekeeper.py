@@ -157,7 +157,7 @@ class Housekeeper:
                     child=name,
                     held_at_edge=hold.edge,
                     lease_seconds=self._lease_seconds,
-                    meaning="the log no longer waits for it; it starts anew when it returns",
+                    meaning="its hold is removed; it rebuilds from the log when it returns",
                 )
 
     def _compact(self, request: int) -> bool:
@@ -285,7 +285,7 @@ class Housekeeper:
                 "retention_blocked",
                 num_bytes=blocked,
                 held_at_edge=held,
-                action="start the role whose hold in roles/ names that edge, or remove its folder",
+                action="start the role with this edge in roles/*/hold, or remove its folder",
             )
         self._blocked = blocked
         metrics.log_bytes.set(total + blocked)
