@@ -36,7 +36,7 @@ def appended_bytes(schema: Schema, state: LogState, batch: EventBatch) -> list[t
         rows["values"] = batch.node_values_F
         out.append((FEATURES, rows.tobytes()))
 
-    # The segment has late edges at the watermark; this file has their own times.
+    # The segment has late edges at the watermark; this file has their original times.
     if batch.late_edge:
         rows = np.zeros(len(batch.late_edge), LATE_ROW)
         rows["edge"] = np.array(batch.late_edge) + state.num_edges

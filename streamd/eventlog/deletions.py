@@ -13,9 +13,8 @@ from streamd.eventlog.tguf.growing import GrowingArray, SortedRuns
 from streamd.events import DELETION, Bools, Int64, NodeDeletes
 
 FindEdges = Callable[[Int64, Int64, Int64, Int64, Int64], Int64]
-"""(src, dst, time, before event, edge set), int64 of one length each -> event ids of the edges of
-the set with these endpoints and this own time that come before that event, ascending and
-distinct."""
+"""(src, dst, time, before event, edge set), int64 of one length each -> ids of the edges of the set
+with these endpoints and this original time that come before that event, ascending and distinct."""
 
 
 class Deletions:

@@ -22,7 +22,7 @@ SET_SHIFT = 48
 ROW_BITS = (1 << SET_SHIFT) - 1
 
 LATE_ROW = np.dtype([("edge", "<i8"), ("time", "<i8")])
-"""Row of a late edge: its event id, and its own event time in microseconds."""
+"""Row of a late edge: its event id, and its original event time in microseconds."""
 
 
 def segment_path(first_edge: int, num_edge_sets: int) -> str:

@@ -9,7 +9,7 @@ from streamd.events import Int64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Changes:
-    """The commits since the followers last applied changes. It is false if there are none.
+    """The commits since the followers last applied changes. False if there are none.
 
     Only deletes are listed, because they hide events that a follower already has. It reads new
     events, labels and node features from the log, up to the cut that it moves to.

@@ -46,8 +46,8 @@ class CommittedBytes:
 
 
 class LateEdges:
-    """The late edges, which the log stores at the watermark instead of their own time. Owner: a
-    reader or writer of the log."""
+    """The late edges, which the log stores at the watermark instead of their original time. Owner:
+    a reader or writer of the log."""
 
     def __init__(self, data_dir: Path) -> None:
         self._bytes = CommittedBytes(data_dir, LATE)
@@ -67,13 +67,13 @@ class LateEdges:
         return places_in(self._edge.values, event_ids) >= 0
 
     def count(self, first: int, end: int, before_us: int) -> int:
-        """Number of late events in [first, end) with an own time before `before_us`."""
+        """Number of late edges in [first, end) with an original time before `before_us`."""
         a, b = np.searchsorted(self._edge.values, [first, end])
         return int((self._time.values[a:b] < before_us).sum())
 
     def came_at(self, time_T: Int64) -> tuple[Int64, Int64]:
-        """Event ids of the late edges with one of these distinct own times, ascending, and for each
-        the index of its time."""
+        """Event ids of the late edges with one of these distinct original times, ascending, and for
+        each the index of its time."""
         event_ids, index = self._by_time.under(time_T)
         order = np.argsort(event_ids)
         return event_ids[order], index[order]
@@ -108,8 +108,8 @@ def find_edges(
     before_X: Int64,
     set_X: Int64 | int = 0,
 ) -> Int64:
-    """Find all edges of an edge set that have the endpoints and the own time of a name, and come
-    before the name's `before_X`.
+    """Find all edges of an edge set that have the endpoints and the original time of a name, and
+    come before the name's `before_X`.
 
     Returns: their event ids, int64, ascending.
     """
@@ -140,7 +140,7 @@ def _matches(
     segments: MappedSegments, late: LateEdges, names: _Names
 ) -> Iterator[tuple[Int64, Int64]]:
     """Yield event ids of edges with one of the names, and for each the index of its name."""
-    # Find late edges by their own time, all others by the time that the segments have.
+    # Find late edges by their original time, all others by the time in the segments.
     event_ids, place = late.came_at(names.time_T)
     kept = (event_ids >= segments.first_edge) & (event_ids < segments.num_edges)
     yield _named(segments, names, event_ids[kept], place[kept])
@@ -182,8 +182,8 @@ class EdgeLookup:
     def holds(
         self, state: LogState, src_X: Int64, dst_X: Int64, time_X: Int64, set_X: Int64 | int = 0
     ) -> Bools:
-        """Whether the log has an edge of an edge set with the endpoints and the own time of each
-        name, deleted or not: bool[X].
+        """Whether the log has an edge of an edge set with the endpoints and the original time of
+        each name, deleted or not: bool[X].
 
         state: the log's, up to which commits are searched.
         """

@@ -77,7 +77,7 @@ class LogReader:
 
     @property
     def state(self) -> LogState:
-        """The log's state after the newest commit taken in."""
+        """The log's state after the newest commit read."""
         return self._tail.state
 
     @property
@@ -202,8 +202,8 @@ class LogReader:
         return FeatureUpdates(self._features, self.state.schema.node_feature_dim)
 
     def feature_history(self, cut: int, num_updates: int) -> FeatureHistory:
-        """The updates of node features before the edge `cut`, of the log's first ones. The reader
-        is not refreshed meanwhile."""
+        """The history of the log's first `num_updates` updates of node features, up to the edge
+        `cut`. The reader must not be refreshed meanwhile."""
         return FeatureHistory(self._features, cut, num_updates, self.first_edge)
 
     def _take_keys(self) -> None:
@@ -238,8 +238,8 @@ class LogReader:
                 del self.ids[key]
 
     def num_late(self, first: int, end: int, before_us: int) -> int:
-        """Number of edges in [first, end) that are stored with the watermark of their commit
-        because their own time was earlier, and that have an own time before `before_us`."""
+        """Number of late edges in [first, end) with an original time before `before_us`. The log
+        stores late edges with the watermark of their commit."""
         return self._late.count(first, end, before_us)
 
     def hidden(self, first: int, end: int) -> Bools:

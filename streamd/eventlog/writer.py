@@ -33,8 +33,8 @@ from streamd.storage import DISK, Disk, FileWithHoles
 
 logger = structlog.get_logger()
 CLOSE_SECONDS = 5.0
-"""Longest wait of `close` for the changelog. The next start sends commits that are not acknowledged
-by then again, if no other machine leads."""
+"""Longest wait of `close` for the changelog. The next start sends the remaining commits again, if
+no other machine leads."""
 
 
 class LogWriter:
@@ -94,7 +94,7 @@ class LogWriter:
         return self.files.schema
 
     def has_edges(self, src_X: Int64, dst_X: Int64, time_X: Int64, set_X: Int64 | int = 0) -> Bools:
-        """Whether the log has an edge of a set between two node ids with this own event time,
+        """Whether the log has an edge of a set between two node ids with this original event time,
         deleted or not: bool[X]."""
         return self._lookup.holds(self.state, src_X, dst_X, time_X, set_X)
 
