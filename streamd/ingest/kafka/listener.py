@@ -198,7 +198,7 @@ def _look_at(
 
 def _ask(server: str, context: ssl.SSLContext | None) -> tuple[str, ...]:
     """The SASL mechanisms of a listener, none without SASL. Raises: OSError."""
-    with _connected(server, context) as line:
+    with _connect(server, context) as line:
         return _mechanisms(line, "PLAIN")
 
 
@@ -208,7 +208,7 @@ def _try_login(server: str, options: Mapping[str, Any]) -> str:
     name = options["sasl_mechanism"]
     context = tls_context(options) if options["security_protocol"].endswith("SSL") else None
     mechanism = get_sasl_mechanism(name)(**options)
-    with _connected(server, context) as line:
+    with _connect(server, context) as line:
         _mechanisms(line, name)
         while not mechanism.is_done():
             token = mechanism.auth_bytes()
@@ -222,7 +222,7 @@ def _try_login(server: str, options: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def _connected(server: str, context: ssl.SSLContext | None) -> Iterator[socket.socket]:
+def _connect(server: str, context: ssl.SSLContext | None) -> Iterator[socket.socket]:
     """A connection to a listener. Raises: OSError."""
     host, colon, port = server.rpartition(":")
     name = (host if colon else server).strip("[]")

@@ -306,12 +306,12 @@ def bound_polls(consumer: KafkaConsumer, max_bytes: int) -> None:
     append = fetcher._append
     bytes_left = max_bytes
 
-    def fetch_bounded(*args: Any, **kwargs: Any) -> Any:
+    def bounded_fetch(*args: Any, **kwargs: Any) -> Any:
         nonlocal bytes_left
         bytes_left = max_bytes
         return fetch(*args, **kwargs)
 
-    def append_bounded(drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
+    def bounded_append(drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
         nonlocal bytes_left
         if part:
             part.bytes_left = bytes_left
@@ -321,8 +321,8 @@ def bound_polls(consumer: KafkaConsumer, max_bytes: int) -> None:
         # Report as many as were requested: then the poll ends.
         return taken if bytes_left > 0 else max_records
 
-    fetcher.fetched_records = fetch_bounded
-    fetcher._append = append_bounded
+    fetcher.fetched_records = bounded_fetch
+    fetcher._append = bounded_append
 
 
 def note_fetches(consumer: KafkaConsumer, note: Callable[[], None]) -> None:

@@ -98,7 +98,7 @@ class BatchBuilder:
         kept = np.ones(len(rows), np.bool_)
         kept[[r.row for r in refused]] = False
         a, b, new_keys = self._number(rows, keys, kept, num_nodes, refused)
-        self._refuse_unmatched(block, kept, a, b, refused)
+        self._refuse_stray_deletes(block, kept, a, b, refused)
         batch = self._columns(block, time, late & kept, kept, a, b, new_keys)
 
         # Only events with a time of their own move the watermark.
@@ -184,7 +184,7 @@ class BatchBuilder:
             new_keys.append(keys[n])
         return True
 
-    def _refuse_unmatched(
+    def _refuse_stray_deletes(
         self, block: Block, kept: NDArray[np.bool_], a: Int64, b: Int64, refused: list[Refused]
     ) -> None:
         """Refuse deletes of a node or edge that is neither in the log nor before them in the block.
@@ -262,7 +262,7 @@ class BatchBuilder:
         deletions["edge_set"] = [n[1] for n in named]
         late_edges = np.flatnonzero(late & edge)
 
-        def carried(chosen: NDArray[np.bool_], dim: int) -> NDArray[np.float32]:
+        def extras_of(chosen: NDArray[np.bool_], dim: int) -> NDArray[np.float32]:
             """The extras of the chosen rows, float32[n, dim]."""
             values = [block.extras[x] for x in rows["extra"][chosen].tolist()] if dim else []
             return np.array(values, np.float32).reshape(int(chosen.sum()), dim)
@@ -274,11 +274,11 @@ class BatchBuilder:
             msg_ED=np.ascontiguousarray(block.values[edge]),
             label_node_L=a[label],
             label_time_L=time[label],
-            label_target_L=carried(label, schema.label_dim),
+            label_target_L=extras_of(label, schema.label_dim),
             node_F=a[node],
             node_row_F=order[node],
             node_edge_F=edges_before[node],
-            node_values_F=carried(node, schema.node_feature_dim),
+            node_values_F=extras_of(node, schema.node_feature_dim),
             new_keys=tuple(new_keys),
             late_edge=tuple((edges_before[late_edges] - 1).tolist()),
             late_time=tuple(rows["time"][late_edges].tolist()),

@@ -77,7 +77,7 @@ class _Partition:
         )
 
     @property
-    def only_untimed(self) -> bool:
+    def is_untimed(self) -> bool:
         """Whether no event since the start has a time; then no partition waits for this one."""
         return self.pushed and self.frontier == NEVER
 
@@ -220,7 +220,7 @@ class Merger:
         timed = not any(p.num_untimed for p in taken)
         heads = [p.head(limit) if timed else p.buffer() for p in taken]
         merged = joined(heads)
-        at, ready = self._placed(taken, merged, bound, now)
+        at, ready = self._order_times(taken, merged, bound, now)
         order = _log_order(merged.rows, at)
         if ready is not None:
             order = order[ready[order]]
@@ -267,7 +267,7 @@ class Merger:
         if len(self._parts) == 1:
             return None
         # Wait for partitions at their end, until `wait_seconds` have passed.
-        live = [p.frontier for p in self._parts if p.at_end and p.ever and not p.only_untimed]
+        live = [p.frontier for p in self._parts if p.at_end and p.ever and not p.is_untimed]
         overdue = [a.newest for a in self._arrivals if now - a.at >= self.wait_seconds]
         until = min(live) if live else ALWAYS
         if overdue:
@@ -279,9 +279,9 @@ class Merger:
 
         Excludes partitions with only untimed events so far, and stuck ones (`is_stuck`).
         """
-        return [p for p in self._parts if not p.at_end and not p.only_untimed and not p.is_stuck]
+        return [p for p in self._parts if not p.at_end and not p.is_untimed and not p.is_stuck]
 
-    def _placed(
+    def _order_times(
         self, taken: Sequence[_Partition], merged: Block, bound: int | None, now: float
     ) -> tuple[Int64, Bools | None]:
         """The time that orders each event of the joined buffers, int64[n] microseconds, and whether
@@ -339,7 +339,7 @@ class Merger:
         return [
             i
             for i, p in enumerate(self._parts)
-            if p.is_full and (p.at_end or p.frontier > slowest or p.is_stuck or p.only_untimed)
+            if p.is_full and (p.at_end or p.frontier > slowest or p.is_stuck or p.is_untimed)
         ]
 
     def next_due(self, now: float) -> float:
