@@ -86,7 +86,7 @@ class Commits:
 
         # A new file replaces the old one before readers see the commit, but not until it is final.
         if replaces:
-            self._await_acks_unpublished()
+            self._await_acks_only()
             finish_replacements(self._files.data_dir, self._files.state, self._files.disk)
 
         # Step 4: publish it to readers. The caller does step 5, Kafka's offsets.
@@ -122,7 +122,7 @@ class Commits:
             if len(self._pending) > max_pending:
                 self.wait()
 
-    def _await_acks_unpublished(self) -> None:
+    def _await_acks_only(self) -> None:
         """Wait until all commits are acknowledged, without publishing them."""
         while self._publisher is not None and self._pending:
             if self._publisher.acknowledged().seq >= self._files.state.seq:

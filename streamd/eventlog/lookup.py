@@ -143,7 +143,7 @@ def _matches(
     # Find late edges by their original time, all others by the time in the segments.
     event_ids, place = late.came_at(names.time_T)
     kept = (event_ids >= segments.first_edge) & (event_ids < segments.num_edges)
-    yield _named(segments, names, event_ids[kept], place[kept])
+    yield _match_names(segments, names, event_ids[kept], place[kept])
     first_T = segments.bounds(names.time_T)
     end_T = segments.bounds(names.time_T, after=True)
     ends = np.cumsum(end_T - first_T)
@@ -157,10 +157,10 @@ def _matches(
             np.maximum(first_T[some], a - behind), np.minimum(end_T[some], b - behind)
         )
         kept = ~late.holds(event_ids)
-        yield _named(segments, names, event_ids[kept], place[kept] + some.start)
+        yield _match_names(segments, names, event_ids[kept], place[kept] + some.start)
 
 
-def _named(
+def _match_names(
     segments: MappedSegments, names: _Names, event_ids: Int64, time_place: Int64
 ) -> tuple[Int64, Int64]:
     """Select the ascending event ids that have one of the names. Returns also the index of each

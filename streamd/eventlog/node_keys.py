@@ -74,7 +74,7 @@ def decode_sets(data: bytes) -> Iterator[tuple[int, str | int | None]]:
             or len(body) != length
             or (kind == INTEGER and length != 8)
         ):
-            raise _damaged(at)
+            raise _damage_at(at)
         if kind == STRING:
             yield first >> SET_SHIFT, body.decode()
         else:
@@ -150,13 +150,13 @@ def key_slices(path: Path, end: Callable[[], int]) -> Iterator[KeySlice]:
             rest += piece
             starts, whole = _rows(rest)
             if not piece or (at >= end() and whole < len(rest)):
-                raise _damaged(at - len(rest) + whole)
+                raise _damage_at(at - len(rest) + whole)
             part = KeySlice(first, rest[:whole], np.array(starts, np.int64))
             kind_R = part._bytes[part.start_R] & KIND
             length_R = np.diff(part.start_R, append=whole) - ROW_HEAD
             wrong_R = (kind_R > REMOVED) | ((kind_R == INTEGER) & (length_R != INTEGER_BYTES))
             if wrong_R.any():
-                raise _damaged(at - len(rest) + starts[int(wrong_R.argmax())])
+                raise _damage_at(at - len(rest) + starts[int(wrong_R.argmax())])
             yield part
             first += len(starts)
             rest = rest[whole:]
@@ -176,5 +176,5 @@ def _rows(data: bytes) -> tuple[list[int], int]:
     return starts, at
 
 
-def _damaged(at: int) -> CorruptionError:
+def _damage_at(at: int) -> CorruptionError:
     return CorruptionError(f"nodes.keys is damaged at byte {at}.", "restore it from a backup.")

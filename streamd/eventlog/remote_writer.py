@@ -378,7 +378,7 @@ def _check_line(before: LogState, line: bytes, made: dict[str, int]) -> _Commit:
         _check_segments(commit, before)
         for change in fields["files"]:
             _check_change(commit, before, change)
-        _check_made(commit, made)
+        _check_new_files(commit, made)
         commit.sizes = dict(made)
         return commit
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -448,7 +448,7 @@ def _check_change(commit: _Commit, before: LogState, change: dict[str, Any]) -> 
         raise ValueError(f"{path} has rows {change['rows']}")
 
 
-def _check_made(commit: _Commit, made: dict[str, int]) -> None:
+def _check_new_files(commit: _Commit, made: dict[str, int]) -> None:
     """Check the new files with which a line replaces others. Raises: ValueError."""
     wanted: set[str] = set()
     folders: dict[str, set[str]] = {}

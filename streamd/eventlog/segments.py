@@ -140,7 +140,7 @@ class MappedSegments:
         """Gather the column src, dst or time by event id, int64 of the same shape; undefined for
         ids before the log's first edge."""
         out = np.zeros(event_ids.shape, np.int64)
-        for file, inside, rows in self._located(event_ids):
+        for file, inside, rows in self._split_by_segment(event_ids):
             out[inside] = file.gather(name, rows)
         return out
 
@@ -150,11 +150,11 @@ class MappedSegments:
         dim = self._schema.edge_feature_dim
         out = np.zeros((*event_ids.shape, dim), np.float32)
         if dim:
-            for file, inside, rows in self._located(event_ids):
+            for file, inside, rows in self._split_by_segment(event_ids):
                 out[inside] = file.features(rows, self._schema)
         return out
 
-    def _located(
+    def _split_by_segment(
         self, event_ids: Int64
     ) -> list[tuple[SegmentFiles, np.ndarray[tuple[int, ...], np.dtype[np.bool_]], Int64]]:
         """Split event ids by segment into (file, mask of those inside it, their rows)."""
@@ -177,7 +177,7 @@ class MappedSegments:
         before the log's first edge."""
         out = np.zeros(event_ids.shape, np.int64)
         if self._schema.num_edge_sets > 1:
-            for file, inside, rows in self._located(event_ids):
+            for file, inside, rows in self._split_by_segment(event_ids):
                 out[inside] = file.places(rows)[0]
         return out
 

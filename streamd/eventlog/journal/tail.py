@@ -47,7 +47,7 @@ class JournalTail:
         weakref.finalize(self, os.close, self._file)
         self.superseded = False
         self._is_open = False
-        self.state, self._position = self._newest_checkpoint(self._published())
+        self.state, self._position = self._newest_checkpoint(self._published_seq())
         self.refresh()
         self._is_open = True
 
@@ -65,7 +65,7 @@ class JournalTail:
         """Read the commits since the last call, with `until` up to that one. Returns: whether there
         were any. Raises: JournalError, also if another log has replaced the opened one."""
         self._check_same_log()
-        published = self._published()
+        published = self._published_seq()
         if until is not None:
             published = min(published, until)
         before = self.state
@@ -94,7 +94,7 @@ class JournalTail:
         """Wall time, in seconds, of the newest commit's publication."""
         return os.fstat(self._file).st_mtime
 
-    def _published(self) -> int:
+    def _published_seq(self) -> int:
         return int.from_bytes(os.pread(self._file, 8, 0), "little")
 
     def _newest_checkpoint(self, published: int) -> tuple[LogState, _Position]:
@@ -165,7 +165,7 @@ class JournalTail:
         if following == journal or not following.exists():
             # The writer committed more meanwhile, or retention dropped the file: begin again.
             if (
-                self._published() != published
+                self._published_seq() != published
                 or journal_files(self.data_dir / "journal")[0] > journal
             ):
                 self._begin_again(published)

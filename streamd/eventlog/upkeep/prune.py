@@ -104,7 +104,7 @@ class Pruner:
         # A pruning before the start has kept at most a row of each node, with the unused rest of
         # its disk blocks. Bytes beyond that are garbage; the others count as kept.
         most = self._log.num_nodes * (self._row.itemsize + HOLE_BYTES)
-        self._kept = min(self._stored()[0], most)
+        self._kept = min(self._stored_bytes()[0], most)
 
     @property
     def is_busy(self) -> bool:
@@ -128,19 +128,19 @@ class Pruner:
                 continue
 
             # The remaining updates count as kept, also if the disk has no holes.
-            self._kept, stored = self._stored()
+            self._kept, stored = self._stored_bytes()
             logger.info("node_features_pruned", updates=self._num_pruned, left_bytes=stored)
 
     def _is_due(self) -> bool:
         num_bytes = self._log.state.files.get(FEATURES, NOTHING).num_bytes
         if num_bytes <= LEAST_BYTES:
             return False
-        before, stored = self._stored()
+        before, stored = self._stored_bytes()
         # Compaction prunes too.
         self._kept = min(self._kept, before)
         return before - self._kept > max(LEAST_BYTES, stored // 2, num_bytes // READ_SHARE)
 
-    def _stored(self) -> tuple[int, int]:
+    def _stored_bytes(self) -> tuple[int, int]:
         """Bytes on the disk of the updates at or before the log's first event, and of all."""
         width = self._row.itemsize
         num_rows = self._log.state.files.get(FEATURES, NOTHING).num_bytes // width
