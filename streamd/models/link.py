@@ -16,8 +16,9 @@ from streamd.graph.facts.columns import num_facts
 from streamd.graph.neighborhood import SamplingPlan
 from streamd.models.architectures import architecture_of
 from streamd.models.device_arrays import Array, as_tensor
+from streamd.models.feature_match import FeatureMatch, match_vectors
 from streamd.models.inference.new_rates import COUNTS
-from streamd.models.inference.stored_weights import HISTORY_WEIGHT, with_all_facts
+from streamd.models.inference.stored_weights import HISTORY_WEIGHT, MATCH, with_all_facts
 from streamd.models.inputs import LinkInputs
 from streamd.models.labels import LabelHead, LabelHeads, LabelInputs
 from streamd.models.layers.dropout import half_dropout
@@ -44,7 +45,8 @@ with others."""
 
 
 class LinkModel(nn.Module):
-    """logit = pair(facts) + residual(embeddings); `model.name: pair` has no residual.
+    """logit = pair(facts) + residual(embeddings) + match of features; `model.name: pair` has the
+    first part alone, and streams without node features have no match.
 
     The residual's last layer starts at zero, so training starts from the pair network and learns a
     correction. Without `model.pair_facts` the logit is the residual alone, undamped: the model as
@@ -100,6 +102,11 @@ class LinkModel(nn.Module):
                 settings, schema.label_dim, dim, facts, schema.num_node_sets
             )
 
+        # Created last, so that the weights above are drawn as without it.
+        self.feature_match = None
+        if self.has_graph and settings.pair_facts and schema.node_feature_dim:
+            self.feature_match = FeatureMatch(facts)
+
     def schema_inputs(self) -> dict[str, SchemaInput]:
         return {
             "pair.0.weight": SchemaInput("facts"),
@@ -125,6 +132,8 @@ class LinkModel(nn.Module):
         own, num_sets = self.state_dict(), self.schema.num_edge_sets
         absent = (HISTORY_WEIGHT, COUNTS)
         full = {n: torch.zeros_like(t) for n, t in own.items() if n in absent}
+        # A match that was not stored starts as in a new model: it adds nothing.
+        full |= {n: t for n, t in own.items() if n.startswith(MATCH)}
         for name, weight in weights.items():
             shape = own[name].shape if name in own else ()
             full[name] = with_all_facts(as_tensor(weight), shape, num_sets, name)
@@ -231,6 +240,30 @@ class LinkModel(nn.Module):
         added = in_float32(self.head_out, hidden_ECD)[..., 0]
         return added if self.training else self.mask_new(added, inputs.facts_ECF)
 
+    def match_vectors(self, inputs: LinkInputs) -> tuple[Tensor, Tensor]:
+        """`match_vectors` of the U roots; zero columns for a model without a match of features."""
+        if self.feature_match is None:
+            none = inputs.node_MD.new_zeros(len(inputs.hops[0].root_U), 0)
+            return none, none
+        # The one-hot of the node sets comes before the features.
+        first = self.schema.all_node_columns[0].start
+        raw_MD, features_MD = inputs.node_MD, self.node_stats(inputs.node_MD)
+        # Windows of time have the same roots; otherwise deeper hops have other roots.
+        hops = inputs.hops if self.plan.window_us else inputs.hops[:1]
+        return match_vectors(raw_MD[:, first:], features_MD[:, first:], hops)
+
+    def match_logits(self, inputs: LinkInputs) -> Tensor:
+        """The addition of the match of features to each pair's logit: float32[E, C]. Only for a
+        model that has one."""
+        assert self.feature_match is not None
+        src_UD, dst_UD = self.match_vectors(inputs)
+        # One product for each event, also within `torch.autocast` in float32.
+        with torch.autocast(src_UD.device.type, enabled=False):
+            src_ED1 = embedding(inputs.src_E, src_UD)[..., None]
+            match_EC = torch.bmm(embedding(inputs.candidate_EC, dst_UD), src_ED1)[..., 0]
+        added: Tensor = self.feature_match(self.fact_stats(inputs.facts_ECF), match_EC)
+        return added if self.training else self.mask_new(added, inputs.facts_ECF)
+
     def asked_set(self, facts_F: Tensor) -> Tensor:
         """The head's term for the edge set of facts [..., F]: [..., D]. Only for models of several
         edge sets."""
@@ -238,11 +271,33 @@ class LinkModel(nn.Module):
         out: Tensor = self.head_set(facts_F[..., -self.schema.num_edge_sets :])
         return out
 
-    def residual_of(self, src_D: Tensor, dst_D: Tensor) -> Tensor:
-        """The graph's part of the logit, [...], from the head's projections of sources and
-        destinations, float32[..., D], which a server may cache."""
-        out: Tensor = self.head_out((src_D + dst_D).relu())[..., 0]
+    def head_logits(self, src_H: Tensor, dst_H: Tensor) -> Tensor:
+        """The head's logit, [...], from its projections of sources and destinations, float32[...,
+        H]."""
+        out: Tensor = self.head_out((src_H + dst_H).relu())[..., 0]
         return out
+
+    def projections(self, z_UD: Tensor, inputs: LinkInputs) -> tuple[Tensor, Tensor]:
+        """The vectors of the U roots as sources and as destinations, which a server may cache: the
+        head's projections, then `match_vectors`. float32[U, D + columns of the match] each."""
+        match_src_UA, match_dst_UA = self.match_vectors(inputs)
+        return (
+            torch.cat([self.head_src(z_UD), match_src_UA], 1),
+            torch.cat([self.head_dst(z_UD), match_dst_UA], 1),
+        )
+
+    def residual_of(self, facts_RF: Tensor, src_RD: Tensor, dst_RD: Tensor) -> Tensor:
+        """The logits without the part of the pair network, float32[R], from `projections` of
+        each row's source and destination."""
+        d = self.settings.dim
+        src_RH, dst_RH = src_RD[:, :d], dst_RD[:, :d]
+        if self.head_set is not None:
+            src_RH = src_RH + self.asked_set(facts_RF)
+        out = self.head_logits(src_RH, dst_RH)
+        if self.feature_match is not None:
+            match_R = (src_RD[:, d:] * dst_RD[:, d:]).sum(1)
+            out = out + self.feature_match(self.fact_stats(facts_RF), match_R)
+        return self.mask_new(out, facts_RF)
 
     def mask_new(self, added: Tensor, facts: Tensor) -> Tensor:
         """Set the graph's part [...] to 0 for new destinations. facts: [..., F]."""
@@ -286,11 +341,13 @@ class LinkModel(nn.Module):
         logits = self.pair_logits(inputs.facts_ECF)
         if self.has_graph:
             logits = logits + self.residual(self.embed(inputs, state_MD), inputs, dropout)
+        if self.feature_match is not None:
+            logits = logits + self.match_logits(inputs)
         return logits
 
     def optimizer(self, learning_rate: float) -> torch.optim.AdamW:
-        """AdamW: pair network and label heads at the full rate, the rest slower and with weight
-        decay; without pair facts, everything at the full rate."""
+        """AdamW: pair network, label heads and the match of features at the full rate, the rest
+        slower and with weight decay; without pair facts, everything at the full rate."""
         # On a GPU one kernel updates all weights, and a CUDA graph can capture it.
         on_gpu = self.device.type == "cuda"
         kernels: Any = {"fused": True, "capturable": True} if on_gpu else {"foreach": True}
@@ -301,7 +358,8 @@ class LinkModel(nn.Module):
         pair = list(self.pair.parameters())
         heads = [m for m in self.modules() if isinstance(m, LabelHead)]
         pair += [p for head in heads for p in head.net.parameters()]
-        rest = [p for n, p in self.named_parameters() if not n.startswith(("pair.", "label_head."))]
+        own_groups = ("pair.", "label_head.", MATCH)
+        rest = [p for n, p in self.named_parameters() if not n.startswith(own_groups)]
 
         # The pair network learns at the full rate, the graph's residual slower.
         groups = [{"params": pair, "lr": learning_rate, "weight_decay": 0.0}]
@@ -309,10 +367,14 @@ class LinkModel(nn.Module):
             groups.append(
                 {"params": rest, "lr": DAMPED_RATE * learning_rate, "weight_decay": WEIGHT_DECAY}
             )
-        # Last, since older releases stored the optimizer's states by parameter number.
+        # The later a part came, the later its group: a checkpoint names states by the parameter's
+        # number.
         if heads:
             history = [p for head in heads for p in head.history.parameters()]
             groups.append({"params": history, "lr": learning_rate, "weight_decay": 0.0})
+        if self.feature_match is not None:
+            match = list(self.feature_match.parameters())
+            groups.append({"params": match, "lr": learning_rate, "weight_decay": 0.0})
         return torch.optim.AdamW(groups, **kernels)
 
     def gap(self) -> Tensor:

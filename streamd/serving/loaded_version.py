@@ -58,7 +58,7 @@ class LoadedVersion:
     it was computed for. Most queries share them."""
 
     def __post_init__(self) -> None:
-        self._embeddings = Embeddings(self.model.settings.dim, self.model.device)
+        self._embeddings = Embeddings(self.model.widths, self.model.device)
         self._forget_old_rate()
 
     @classmethod
@@ -252,7 +252,7 @@ class LoadedVersion:
         if len(missing):
             around = self._around(missing, live)
             parts = self.model.embed(self.memory, self._pending(), around)
-            self._embeddings.keep(missing, list(parts))
+            self._embeddings.keep(missing, parts)
 
     def _around(self, nodes: Int64, live: LiveGraph) -> Neighborhood:
         """The neighborhood of distinct nodes as of the memory's cut."""

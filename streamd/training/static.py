@@ -278,7 +278,7 @@ class StaticTraining:
             if self.model.head_set is not None:
                 sets = torch.from_numpy(self._asked_sets(event[rows], 1))
                 src_E1D = src_E1D + self.model.asked_set(sets.to(src_E1D.device))
-            logits = self.model.residual_of(src_E1D, heads[1][dst_at])
+            logits = self.model.head_logits(src_E1D, heads[1][dst_at])
             score_EC[rows] = logits.cpu().numpy()
         score_EC = among_candidates(score_EC, is_candidate(candidate_EC))
         # Novelty needs time, so only known destinations get a separate mean.

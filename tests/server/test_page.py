@@ -592,7 +592,7 @@ def test_the_page_names_what_is_no_version_and_shows_the_rest(browser, served):
     close(page, served)
     listed = CliRunner().invoke(cli, ["models", "list", "--data-dir", str(served.world.path)])
     structlog.reset_defaults()
-    assert listed.exit_code == 0 and [line.split()[4] for line in listed.stdout.splitlines()[1:3]] == ["0.5000", "-"]
+    assert listed.exit_code == 0 and [line.split()[4] for line in listed.stdout.splitlines()[1:3]] == [".5000", "-"]
 
 
 def test_the_docs_are_drawn_without_the_internet(browser, served):

@@ -37,14 +37,22 @@ class Inference(Protocol):
         D]."""
         ...
 
-    def embed(self, memory: Memory, updated_PD: Array, around: Neighborhood) -> Array:
-        """float32[3, U, D]: the embeddings of a neighbourhood's roots, and the head's projections
-        of them as sources and as destinations. updated_PD: of the same memory."""
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """The widths of the three arrays that `embed` returns."""
+        ...
+
+    def embed(
+        self, memory: Memory, updated_PD: Array, around: Neighborhood
+    ) -> tuple[Array, Array, Array]:
+        """The embeddings of a neighbourhood's U roots, and their vectors as sources and as
+        destinations, of which a pair is scored: float32[U, D] each, of `widths`. updated_PD: of the
+        same memory."""
         ...
 
     def logits(self, facts_RF: Float32, src_RD: Array, dst_RD: Array) -> Float32:
-        """Logit per row, float32[R], from facts and the projections by `embed` of each row's source
-        and destination. A model that scores by facts alone ignores the projections."""
+        """Logit per row, float32[R], from facts and the vectors by `embed` of each row's source
+        and destination. A model that scores by facts alone ignores the vectors."""
         ...
 
     def pair_logits(self, facts_RF: Float32) -> Float32:
@@ -75,3 +83,13 @@ class Inference(Protocol):
         """Probabilities of classes, or quantities in their original unit, float32[U, T], of nodes
         of the node sets set_U."""
         ...
+
+
+def vector_widths(
+    settings: ModelSettings, schema: Schema, matches_features: bool
+) -> tuple[int, int, int]:
+    """`Inference.widths` of a model that has a match of node features, or has none."""
+    # The one-hot of the node sets is no feature.
+    columns = schema.node_feature_dim - schema.all_node_columns[0].start
+    both = settings.dim + (columns if matches_features else 0)
+    return settings.dim, both, both

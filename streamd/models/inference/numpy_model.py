@@ -17,6 +17,7 @@ from streamd.graph.facts.columns import num_facts
 from streamd.graph.label_rows import LabelRows
 from streamd.graph.neighborhood import Hop, Neighborhood
 from streamd.models.architectures import architecture_of
+from streamd.models.inference.inference import vector_widths
 from streamd.models.inference.new_rates import COUNTS, NUM_COUNTS, NewRates
 from streamd.models.inference.numpy_layers import (
     GRUCell,
@@ -29,8 +30,15 @@ from streamd.models.inference.numpy_layers import (
     sigmoid,
     softmax,
 )
-from streamd.models.inference.standard_values import LABEL_HIDDEN, LEAST_SHARE, PAIR_HIDDEN
-from streamd.models.inference.stored_weights import HISTORY_WEIGHT
+from streamd.models.inference.standard_values import (
+    LABEL_HIDDEN,
+    LEAST_NORM,
+    LEAST_SHARE,
+    MATCH_HIDDEN,
+    MATCH_SCALE,
+    PAIR_HIDDEN,
+)
+from streamd.models.inference.stored_weights import HISTORY_WEIGHT, MATCH
 from streamd.models.memory.edge_rows import EdgeRows
 from streamd.models.memory.memory import Memory
 from streamd.settings.loading import ModelSettings
@@ -77,6 +85,9 @@ class NumpyModel:
         gap_us = float(stored.take("gap_us"))
         gap_us = gap_us if gap_us > 0 else 1.0
         self._graph = _GraphPart(settings, schema, stored, gap_us) if self._has_graph else None
+        self._match = None
+        if any(name.startswith(MATCH) for name in weights):
+            self._match = _FeatureMatch(stored, facts)
         self._heads: list[_LabelHead] = []
         if settings.labels != "none" and schema.label_dim:
             names = ["label_head"]
@@ -111,13 +122,25 @@ class NumpyModel:
         ]
         return self._graph.gru(np.concatenate(message, 1), own_PD)
 
-    def embed(self, memory: Memory, updated_PD: Float32, around: Neighborhood) -> Float32:
-        """float32[3, U, D]: the embeddings of a neighbourhood's roots, and the head's projections
-        of them as sources and as destinations."""
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        return vector_widths(self.settings, self.schema, self._match is not None)
+
+    def embed(
+        self, memory: Memory, updated_PD: Float32, around: Neighborhood
+    ) -> tuple[Float32, Float32, Float32]:
         assert self._graph is not None
         graph = self._graph
         z_UD = self._embedded(memory, updated_PD, around)
-        return np.stack([z_UD, graph.head_src(z_UD), graph.head_dst(z_UD)])
+        src_UD, dst_UD = graph.head_src(z_UD), graph.head_dst(z_UD)
+        if self._match is None:
+            return z_UD, src_UD, dst_UD
+
+        # The one-hot of the node sets comes before the features.
+        first = self.schema.all_node_columns[0].start
+        raw_MD, features_MD = around.node_MD, self._node_stats(around.node_MD)
+        match = match_vectors(raw_MD[:, first:], features_MD[:, first:], around.hops[0])
+        return z_UD, np.concatenate([src_UD, match[0]], 1), np.concatenate([dst_UD, match[1]], 1)
 
     def logits(self, facts_RF: Float32, src_RD: Float32, dst_RD: Float32) -> Float32:
         out = self.pair_logits(facts_RF)
@@ -132,7 +155,11 @@ class NumpyModel:
 
     def residual(self, facts_RF: Float32, src_RD: Float32, dst_RD: Float32) -> Float32:
         assert self._graph is not None
-        added_R = self._graph.residual(facts_RF, src_RD, dst_RD)
+        d = self.settings.dim
+        added_R = self._graph.residual(facts_RF, src_RD[:, :d], dst_RD[:, :d])
+        if self._match is not None:
+            match_R = np.einsum("rd,rd->r", src_RD[:, d:], dst_RD[:, d:])
+            added_R += self._match(self._fact_stats(facts_RF), match_R)
         if self.settings.pair_facts:
             added_R[self._new.replaces(facts_RF)] = 0.0
         return added_R
@@ -263,6 +290,41 @@ class _GraphPart:
         np.maximum(hidden_RD, 0, out=hidden_RD)
         out: Float32 = hidden_RD @ self._out_D
         return out
+
+
+class _FeatureMatch:
+    """`streamd.models.feature_match.FeatureMatch`."""
+
+    def __init__(self, stored: StoredWeights, facts: int) -> None:
+        self._facts = stored.linear(f"{MATCH}facts", facts, MATCH_HIDDEN)
+        match_H1 = stored.float32(f"{MATCH}match.weight", MATCH_HIDDEN, 1)
+        self._match_H = np.float32(MATCH_SCALE) * match_H1[:, 0]
+        self._out_H = stored.float32(f"{MATCH}out.weight", 1, MATCH_HIDDEN)[0]
+
+    def __call__(self, facts_RF: Float32, match_R: Float32) -> Float32:
+        """The addition to logits: float32[R]. facts_RF: standardised."""
+        hidden_RH = self._facts(facts_RF)
+        hidden_RH += match_R[:, None] * self._match_H
+        np.maximum(hidden_RH, 0, out=hidden_RH)
+        out: Float32 = hidden_RH @ self._out_H
+        return out
+
+
+def match_vectors(raw_MD: Float32, features_MD: Float32, hop: Hop) -> tuple[Float32, Float32]:
+    """As `streamd.models.feature_match.match_vectors`, of one hop."""
+    features_MD = features_MD * (raw_MD != 0).any(1, keepdims=True)
+    near_UD = np.empty((len(hop.root_U), features_MD.shape[1]), np.float32)
+    for a in range(0, len(near_UD), BLOCK_ROOTS):
+        rows = slice(a, a + BLOCK_ROOTS)
+        near_UKD = features_MD[hop.neighbor_UK[rows]] * hop.mask_UK[rows, :, None]
+        near_UD[rows] = near_UKD.sum(1)
+    return _of_length_1(near_UD), _of_length_1(features_MD[hop.root_U])
+
+
+def _of_length_1(rows: Float32) -> Float32:
+    norms: Float32 = np.sqrt((rows * rows).sum(1, keepdims=True))
+    out: Float32 = rows / norms.clip(LEAST_NORM)
+    return out
 
 
 class _LabelHead:

@@ -12,6 +12,9 @@ HISTORY_WEIGHT = "label_head.history.0"
 """A weight that older releases did not store. Their label heads used no history: its weight is
 0."""
 
+MATCH = "feature_match."
+"""Prefix of weights that older releases did not store. Without them features add nothing."""
+
 
 def with_all_facts(array: Array, shape: Sequence[int], num_edge_sets: int, name: str = "") -> Array:
     """Pad an array or tensor over rows of facts to a shape with more facts. The row of facts is its

@@ -8,6 +8,7 @@ from streamd.events import Float32, Int64
 from streamd.graph.label_rows import LabelRows
 from streamd.graph.neighborhood import Neighborhood
 from streamd.models.device_arrays import Array, as_array, as_tensor, on_host
+from streamd.models.inference.inference import vector_widths
 from streamd.models.inputs import LinkInputs, link_inputs
 from streamd.models.labels import LabelInputs
 from streamd.models.link import LinkModel
@@ -32,6 +33,11 @@ class TorchModel:
     def has_labels(self) -> bool:
         return self.model.label_head is not None
 
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        match = self.model.feature_match
+        return vector_widths(self.settings, self.schema, match is not None)
+
     def advance(self, memory: Memory, chunk: EdgeRows) -> None:
         self.model.advance(memory, chunk)
 
@@ -40,11 +46,13 @@ class TorchModel:
         return as_array(self.model.updated(memory))
 
     @torch.no_grad()
-    def embed(self, memory: Memory, updated_PD: Array, around: Neighborhood) -> Array:
+    def embed(
+        self, memory: Memory, updated_PD: Array, around: Neighborhood
+    ) -> tuple[Array, Array, Array]:
         inputs = self._to_device(_inputs_around(around))
         z_UD = self.model.embed(inputs, self._states(memory, updated_PD, inputs))
-        parts = [z_UD, self.model.head_src(z_UD), self.model.head_dst(z_UD)]
-        return as_array(torch.stack(parts))
+        src_UD, dst_UD = self.model.projections(z_UD, inputs)
+        return as_array(z_UD), as_array(src_UD), as_array(dst_UD)
 
     @torch.no_grad()
     def logits(self, facts_RF: Float32, src_RD: Array, dst_RD: Array) -> Float32:
@@ -98,10 +106,7 @@ class TorchModel:
         return predicted
 
     def _residual(self, facts: Tensor, src_RD: Array, dst_RD: Array) -> Tensor:
-        src, dst = as_tensor(src_RD), as_tensor(dst_RD)
-        if self.model.head_set is not None:
-            src = src + self.model.asked_set(facts)
-        return self.model.mask_new(self.model.residual_of(src, dst), facts)
+        return self.model.residual_of(facts, as_tensor(src_RD), as_tensor(dst_RD))
 
     def _states(self, memory: Memory, updated_PD: Array, inputs: LinkInputs) -> Tensor:
         """States of nodes with pending messages applied, float32[M, D]."""

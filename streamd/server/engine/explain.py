@@ -109,13 +109,19 @@ def reasons_of(
         baseline_F = _facts(view, UNKNOWN, UNKNOWN, Pair(0, 0, pairs.edge_set, pairs.time_us))
         value_GK = _without_each(facts_KF, baseline_F, rule_scores)
     else:
-        value_GK = _without_each(facts_KF, served.mean_facts, served.pair_logits)
+        # The graph's part is kept, and may depend on facts too.
+        version, times = served, 1 + len(CANDIDATE_GROUPS)
+        ends = np.full(times * len(facts_KF), pairs.src), np.tile(pairs.dst_K, times)
+        value_GK = _without_each(
+            facts_KF, served.mean_facts, lambda rows: version.scores(rows, *ends, view.live)
+        )
     adds_GK = value_GK[0] - value_GK[1:]
 
     # The graph adds the part of the score that the facts alone do not.
     names = [group.name for group in CANDIDATE_GROUPS]
     if served is not None and served.has_embeddings:
-        adds_GK = np.concatenate([adds_GK, (score_K - value_GK[0])[None]])
+        of_graph_K = score_K - served.pair_logits(facts_KF)
+        adds_GK = np.concatenate([adds_GK, of_graph_K[None]])
         names.append(GRAPH)
     if not np.isfinite(adds_GK).all():
         raise NotFinite("a score is not finite")
