@@ -32,10 +32,10 @@ class Directory:
 
 class Checks:
     """The one history that all directories show, and what it says. Owner: the world. history: (checksum, fields) of the lines that were shown
-    anywhere, from commit 1."""
+    anywhere, from commit 1. topics: of events."""
 
     def __init__(self, broker):
-        self._broker = broker
+        self._broker, self.topics = broker, ["events"]
         self._told = Told(broker)
         self._directories = []
         self.history, self.model = [], Model(broker, self.is_letter)
@@ -96,14 +96,14 @@ class Checks:
 
     def unread(self):
         """What the log lacks of the topics, in words; "" where it has all."""
-        topic = self._broker.topics.get("events")
-        if topic is None:
-            return "there is no topic of events"
-        for partition in topic.partitions:
+        if gone := [name for name in self.topics if name not in self._broker.topics]:
+            return f"there is no topic {gone[0]}"
+        for partition in [p for name in self.topics for p in self._broker.topics[name].partitions]:
+            topic = partition.topic
             offset, index, ahead = self.model.places.get((topic.id, partition.number), START)
             wanted = max((e.offset + 1 for e in partition.history if e.told and not is_aborted(e)), default=0)
             if offset < wanted or ahead:
-                return f"events-{partition.number} is at {offset}, {index}, {ahead} of {wanted}"
+                return f"{topic.name}-{partition.number} is at {offset}, {index}, {ahead} of {wanted}"
         return ""
 
 

@@ -94,7 +94,7 @@ class Faults:
         machine.stop()
 
     def _grow(self, machine):
-        topic = self._world.broker.topics.get("events")
+        topic = self._world.broker.topics.get(self._random.choice(self._world.checks.topics))
         if topic is not None and len(topic.partitions) < 8:
             topic.grow()
 

@@ -41,7 +41,7 @@ class Model:
         self._first = 0
         """The oldest edge that retention left."""
         self._visible = {}
-        """Key, and key, target and time -> the event ids of its edges that are not hidden."""
+        """Key, and edge set, key, target and time -> the event ids of its edges that are not hidden."""
         self._known = set()
         """Keys that a node has."""
 
@@ -127,14 +127,15 @@ class Model:
             raise Failure(f"commit {self._seq} counts {fields['nodes']} nodes, and there are {len(self.keys)} keys")
 
     def _edges(self, directory, fields):
-        """(id, source, target, time) of the edges of this line."""
+        """(id, source, target, time, set) of the edges of this line."""
         first = self.num_edges
         end = max([first, *(start + rows for start, rows, *_ in fields["segments"])])
         reader = directory.refreshed()
         if first == end:
             return []
         ids = reader.features_of(np.arange(first, end)).max(axis=1)
-        return list(zip(ids.astype(int).tolist(), *(column.tolist() for column in reader.edges(first, end)), strict=True))
+        columns = (*reader.edges(first, end), reader.edge_sets(first, end))
+        return list(zip(ids.astype(int).tolist(), *(column.tolist() for column in columns), strict=True))
 
     def _take_nodes(self, directory, fields, due):
         """Features of nodes: each that is due, once."""
@@ -162,12 +163,12 @@ class Model:
         self._match(rows, due)
 
     def _take_edge(self, edge, by_id, due):
-        number, source, target, time_us = edge
+        number, source, target, time_us, edge_set = edge
         sent = by_id.pop(number, None)
         if sent is None:
             raise Failure(f"commit {self._seq} has edge {number}, which its positions do not cover, or twice")
         item = sent.item
-        if (self.keys[source], self.keys[target]) != (item.key, item.target) or time_us < item.time_us or time_us < self.newest_us:
+        if (self.keys[source], self.keys[target], edge_set) != (item.key, item.target, item.edge_set) or time_us < item.time_us or time_us < self.newest_us:
             raise Failure(f"commit {self._seq} has {item} as {self.keys[source]}, {self.keys[target]}, {time_us}")
         del due[sent.where]
         self.newest_us = time_us
@@ -183,7 +184,7 @@ class Model:
         "" where nothing is against it."""
         is_node = row["dst"] < 0
         kind, key = DELETE_NODE if is_node else DELETE_EDGE, self.keys[row["src"]]
-        names = (kind, key) if is_node else (kind, key, self.keys[row["dst"]], int(row["time"]))
+        names = (kind, key) if is_node else (kind, key, self.keys[row["dst"]], int(row["time"]), int(row["edge_set"]))
         found = self._named(Item(kind, 0, 0, key, *names[2:]))
         candidates = {sent: self._wrong_order(sent, found) for sent in waiting if _names(sent.item) == names}
         for event in found:
@@ -218,7 +219,7 @@ class Model:
 
     def _named(self, item):
         """Visible edges that a delete names."""
-        name = item.key if item.kind == DELETE_NODE else (item.key, item.target, item.time_us)
+        name = item.key if item.kind == DELETE_NODE else (item.edge_set, item.key, item.target, item.time_us)
         return sorted(event for event in self._visible.get(name, ()) if event >= self._first)
 
     def _hide(self, event):
@@ -268,7 +269,7 @@ class Model:
 
 def _names_of(edge):
     """By which deletes name an edge."""
-    return {edge.key, edge.target, (edge.key, edge.target, edge.time_us)}
+    return {edge.key, edge.target, (edge.edge_set, edge.key, edge.target, edge.time_us)}
 
 
 def _was_read(entry):
@@ -276,10 +277,10 @@ def _was_read(entry):
 
 
 def _names(item):
-    return (item.kind, item.key) if item.kind == DELETE_NODE else (item.kind, item.key, item.target, item.time_us)
+    return (item.kind, item.key) if item.kind == DELETE_NODE else (item.kind, item.key, item.target, item.time_us, item.edge_set)
 
 
 def _is_named(delete, edge):
     if delete.kind == DELETE_NODE:
         return delete.key in (edge.key, edge.target)
-    return (delete.key, delete.target, delete.time_us) == (edge.key, edge.target, edge.time_us)
+    return _names(delete)[1:] == _names(edge)[1:]

@@ -1,4 +1,4 @@
-"""People at work on the topic of events who do not ask streamd: they trim it, remove it and make it again. And the operator, who does what
+"""People at work on the topics of events who do not ask streamd: they trim it, remove it and make it again. And the operator, who does what
 the refusals that follow ask for."""
 
 from streamd.errors import DataLossError
@@ -21,7 +21,7 @@ class Operator:
 
     def trim(self):
         """Somebody deletes the begin of a partition, or all that can be read of it."""
-        if (topic := self._world.broker.topics.get("events")) is None:
+        if (topic := self._world.broker.topics.get(self._random.choice(self._world.checks.topics))) is None:
             return
         partition = self._random.choice(topic.partitions)
         partition.trim(self._random.choice([partition.stable, self._random.randint(partition.start, partition.stable)]))
@@ -29,14 +29,15 @@ class Operator:
 
     def remake(self):
         """Somebody removes the topic, and makes it again."""
-        if "events" in self._world.broker.topics:
-            self._world.broker.remove("events")
-            self._world.scheduler.at(self._random.uniform(*REMADE_AFTER), self._make)
+        name = self._random.choice(self._world.checks.topics)
+        if name in self._world.broker.topics:
+            self._world.broker.remove(name)
+            self._world.scheduler.at(self._random.uniform(*REMADE_AFTER), lambda: self._make(name))
             self._lost()
 
-    def _make(self):
+    def _make(self, name):
         """Make it again, and perhaps load much into it at once."""
-        self._world.broker.create("events", self._random.randint(1, 4))
+        self._world.broker.create(name, self._random.randint(1, 4))
         for _ in range(self._random.choice([0, 0, 10, 100])):
             self._world.producers.send()
 

@@ -8,11 +8,14 @@ from tests.simulator.scheduler import Failure
 START = (-1, 0, ())
 """The position of a partition that was not read."""
 EDGE, NODE, DELETE_NODE, DELETE_EDGE, REFUSED = "edge", "node", "delete of a node", "delete of an edge", "refused"
+SKIPPED = "skipped"
+"""That no source takes."""
 
 
 class Item(NamedTuple):
     """An event as it was sent. id: of an edge or a node, its only feature, by which the log is compared. number: in the order in which all
-    events of the world were produced. key: source of an edge, or node. time_us: of an edge, or of the one that is deleted."""
+    events of the world were produced. key: source of an edge, or node. time_us: of an edge, or of the one that is deleted. edge_set: its number.
+    Keys of another node set than the first are `SetKey`."""
 
     kind: str
     id: int
@@ -20,6 +23,7 @@ class Item(NamedTuple):
     key: str
     target: str = ""
     time_us: int = 0
+    edge_set: int = 0
 
 
 class Sent(NamedTuple):
@@ -46,7 +50,7 @@ def events_at(partition, offset):
     if entry.transaction is not None and entry.transaction.state == OPEN:
         raise Failure(f"offset {offset} of {partition.topic.name}-{partition.number} is read, and its transaction is open")
     name = partition.topic.id, partition.number
-    return [Sent(name, (offset, index), item) for index, item in enumerate(entry.told)]
+    return [Sent(name, (offset, index), item) for index, item in enumerate(entry.told) if item.kind != SKIPPED]
 
 
 def passed(partition, before, after):

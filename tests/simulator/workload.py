@@ -8,7 +8,16 @@ import json
 import pyarrow as pa
 
 from tests.simulator.broker import ABORTED, COMMITTED
-from tests.simulator.records import DELETE_EDGE, DELETE_NODE, EDGE, NODE, REFUSED, Item
+from tests.simulator.records import DELETE_EDGE, DELETE_NODE, EDGE, NODE, REFUSED, SKIPPED, Item
+from tests.simulator.sets import (
+    EDGE_SETS,
+    SHOP,
+    can_be_sold,
+    own_fields,
+    parts_of,
+    shop_fields,
+    target_of,
+)
 
 FORMATS = ("one", "one", "array", "ndjson", "arrow")
 HEADERS = {"ndjson": [("content-type", b"application/x-ndjson")], "arrow": [("content-type", b"application/vnd.apache.arrow.stream")]}
@@ -27,6 +36,8 @@ class Producers:
         self._rush = self._random.choice([1, 4, 30])
         self._uses_transactions = self._random.random() < 0.3
         self._open, self._edges = None, []
+        self._new = []
+        """Keys of nodes of the first set that came before any edge of theirs."""
         self.is_on = True
 
     def be_steady(self):
@@ -51,14 +62,15 @@ class Producers:
         """Some records to some partitions, at this moment."""
         if self._uses_transactions and self._random.random() < 0.1:
             self._finish() if self._open is not None else self._start()
-        topic = self._world.broker.topics.get("events")
-        if topic is None:
+        names = [name for name in self._world.checks.topics if name in self._world.broker.topics]
+        partitions = [p for name in names for p in self._world.broker.topics[name].partitions]
+        if not partitions:
             return
         now_us = self._world.stamp(None) * 1000
         # Those of a burst are of one time.
         time_us = now_us if self._random.random() < 0.3 else None
         for _ in range(self._random.randint(1, self._rush)):
-            partition = self._random.choice(topic.partitions)
+            partition = self._random.choice(partitions)
             if partition.has_leader and self._world.broker.is_up:
                 self._record(partition, now_us, time_us)
 
@@ -72,12 +84,16 @@ class Producers:
             self._open = None
 
     def _record(self, partition, now_us, time_us):
-        form = self._random.choice(FORMATS)
+        is_shop = partition.topic.name == SHOP
+        form = "array" if is_shop else self._random.choice(FORMATS)
         number = 1 if form == "one" else self._random.randint(1, 6)
         items = [self._edge(now_us, time_us) if form == "arrow" else self._item(now_us, time_us) for _ in range(number)]
-        texts = [json.dumps(_fields(item)) for item in items]
+        if is_shop:
+            items = [item if can_be_sold(item) else item._replace(kind=SKIPPED) for item in items]
+        shape = shop_fields if is_shop else own_fields if self._world.has_sets else _fields
+        texts = [json.dumps(shape(item)) for item in items]
         if form == "arrow":
-            value = _arrow(items)
+            value = _arrow(items, self._world.has_sets)
         elif form == "array":
             value = f"[{','.join(texts)}]".encode()
         else:
@@ -88,21 +104,34 @@ class Producers:
     def _item(self, now_us, time_us):
         drawn, number = self._random.random(), next(self._numbers)
         if drawn < self._bad:
-            return Item(REFUSED, 0, number, "u", "i", now_us)
+            return Item(REFUSED, 0, number, "u", target_of(0, "i") if self._world.has_sets else "i", now_us)
         if drawn < self._bad + self._deletes and self._edges:
             named = self._random.choice(self._edges)
             if self._random.random() < 0.3:
                 return Item(DELETE_NODE, 0, number, self._random.choice([named.key, named.target]))
-            return Item(DELETE_EDGE, 0, number, named.key, named.target, named.time_us)
+            return named._replace(kind=DELETE_EDGE, id=0, number=number)
         if drawn < self._bad + self._deletes + self._nodes:
-            return Item(NODE, next(self._ids), number, self._random.choice([f"u{self._random.randrange(12)}", f"n{number}"]))
+            return self._node(number)
         return self._edge(now_us, time_us)
+
+    def _node(self, number):
+        """Features of a node that has edges, or of a new one, of which edges may follow."""
+        if self._world.has_sets and self._random.random() < 0.5:
+            return Item(NODE, next(self._ids), number, target_of(0, f"i{self._random.randrange(20)}"))
+        new = f"n{number}"
+        self._new = [*self._new[-REMEMBERED:], new]
+        return Item(NODE, next(self._ids), number, self._random.choice([f"u{self._random.randrange(12)}", new]))
 
     def _edge(self, now_us, time_us):
         when = time_us or now_us - self._random.randint(0, 300) * 1000
         if self._random.random() < self._late:
             when = now_us - self._random.randint(1, 600_000) * 1000
-        item = Item(EDGE, next(self._ids), next(self._numbers), f"u{self._random.randrange(12)}", f"i{self._random.randrange(20)}", when)
+        edge_set = self._random.randrange(len(EDGE_SETS)) if self._world.has_sets else 0
+        target = f"u{self._random.randrange(12)}" if edge_set else f"i{self._random.randrange(20)}"
+        source = self._random.choice(self._new) if self._new and self._random.random() < 0.05 else f"u{self._random.randrange(12)}"
+        if self._world.has_sets:
+            target = target_of(edge_set, target)
+        item = Item(EDGE, next(self._ids), next(self._numbers), source, target, when, edge_set)
         self._edges = [*self._edges[-REMEMBERED:], item]
         return item
 
@@ -118,9 +147,10 @@ def _fields(item):
     }[item.kind]
 
 
-def _arrow(items):
-    table = pa.table({"src": [i.key for i in items], "dst": [i.target for i in items], "time": [i.time_us // 1000 for i in items],
-                      "features": pa.array([[float(i.id)] for i in items], pa.list_(pa.float32()))})
+def _arrow(items, has_sets):
+    named = {"edge_set": [EDGE_SETS[i.edge_set] for i in items]} if has_sets else {}
+    table = pa.table({**named, "src": [parts_of(i.key)[1] for i in items], "dst": [parts_of(i.target)[1] for i in items],
+                      "time": [i.time_us // 1000 for i in items], "features": pa.array([[float(i.id)] for i in items], pa.list_(pa.float32()))})
     stream = io.BytesIO()
     with pa.ipc.new_stream(stream, table.schema) as writer:
         writer.write_table(table)

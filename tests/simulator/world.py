@@ -9,7 +9,7 @@ from streamd.eventlog.upkeep.verify import verify_log
 from streamd.replica.follower.follower import Follower
 from streamd.store.changelog import changelog_topic
 from tests.replica.directories import difference
-from tests.simulator import seams
+from tests.simulator import seams, sets
 from tests.simulator.broker import Broker
 from tests.simulator.checks import Checks
 from tests.simulator.faults import Faults
@@ -47,6 +47,9 @@ class World:
         base = IN_MEMORY if Path(IN_MEMORY).is_dir() else None
         self.folder = Path(tempfile.mkdtemp(prefix=f"simulator-{seed}-", dir=base))
         self.machines, self.faults, self.producers = [], Faults(self), Producers(self)
+        self.has_sets = self.scheduler.random.random() < 0.4
+        if self.has_sets:
+            self.checks.topics = list(sets.SETTINGS["kafka__topics"])
         self.kinds, self.settings = KINDS, {}
         """What the machines may be, and settings in the place of those drawn."""
 
@@ -71,8 +74,8 @@ class World:
         chance = self.scheduler.random
         members = chance.choice(self.kinds)
         values = {
-            "kafka__topics": ["events"], "stream__edge_feature_dim": 1, "telemetry__archive_port": 0, "stream__node_feature_dim": 1,
-            "stream__time_unit": "ms",
+            "telemetry__archive_port": 0, "stream__time_unit": "ms",
+            **(sets.SETTINGS if self.has_sets else {"kafka__topics": ["events"], "stream__edge_feature_dim": 1, "stream__node_feature_dim": 1}),
             "windows__width_seconds": chance.choice([60, 3600]),
             "ingest__segment_edges": chance.choice([256, 4096]),
             "ingest__commit_interval_seconds": chance.choice([0.01, 0.1, 1.0]),
@@ -103,7 +106,8 @@ class World:
 
     def _run(self, seconds):
         chance = self.scheduler.random
-        self.broker.create("events", chance.randint(1, 4))
+        for name in self.checks.topics:
+            self.broker.create(name, chance.randint(1, 4))
         self.machines = self._make_machines()
         self.checks.model.max_record_events = self.machines[0].settings.ingest.max_record_events
         self.checks.model.may_lose = self.machines[0].settings.ingest.on_data_loss == "continue"
