@@ -72,6 +72,9 @@ class SimulatedDisk(Disk):
         if isinstance(where, int):
             # A file that no disk opened, such as an object of the store.
             return getattr(Disk, name)(self, *values)
+        if where.is_relative_to(world.folder / "store"):
+            # The store loses nothing, whichever machine wrote to it.
+            return getattr(Disk, name)(self, *values)
         try:
             return getattr(machine.disk, name)(*values)
         except Crash:
@@ -86,7 +89,7 @@ class SimulatedDisk(Disk):
     def open(self, path, flags):
         fd = self._act("open", path, path, flags)
         world = SimulatedDisk.world
-        if world is not None and world.scheduler.current is not None:
+        if world is not None and world.scheduler.current is not None and not isinstance(self._path(fd), int):
             process = world.scheduler.current.process
             process.machine.disk.owners[fd] = process
         return fd

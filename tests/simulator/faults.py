@@ -25,6 +25,8 @@ class Faults:
         # Each seed leaves some out, so that what one hides another shows.
         self._kinds = [kind for kind in kinds if self._random.random() < 0.7] or [self._kill]
         self.counts, self.is_on = {}, True
+        self.has_copies = False
+        """Whether a record of the changelog was copied with its headers: a fixed leader then takes it for another's, until it is started again."""
 
     def begin(self):
         self._world.scheduler.at(self._random.expovariate(1 / self._mean), self._turn)
@@ -111,6 +113,7 @@ class Faults:
             entries = topic.partitions[0].entries
             copied = self._random.choice(entries[-20:]) if entries and self._random.random() < 0.7 else None
             headers = copied.headers if copied is not None and self._random.random() < 0.5 else ()
+            self.has_copies = self.has_copies or bool(headers)
             topic.partitions[0].append(b"stray" if copied is None else copied.value, headers=headers)
 
     def _clock(self, machine):

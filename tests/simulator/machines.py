@@ -123,5 +123,5 @@ class Machine:
     def _begins_again(self, error):
         """As `run_role` and the supervisor decide it."""
         if isinstance(error, FencedError):
-            return self.settings.log.member != "leader"
+            return self.settings.log.member != "leader" or self.world.faults.has_copies
         return isinstance(error, TRIED_AGAIN) and not isinstance(error, DataLossError)
