@@ -250,7 +250,7 @@ class IngestLoop:
             self._take(source, polled, now)
         except KafkaError as error:
             self._pause("broker unavailable", RETRY_SECONDS, **self._waiting.for_broker(error))
-            return not source.changed
+            return False  # A letter failed, perhaps of an earlier poll: read all again.
         except SchemaRegistryError as error:
             metrics.schema_registry_away.set(1)
             self._waiting.warn("schema_registry_away", str(error))

@@ -230,7 +230,7 @@ class Registry:
         if not self.is_servable(manifest):
             raise VersionError(
                 f"Version {name} is kept without its memory, so it cannot serve.",
-                "pick a servable one of `streamd models list`.",
+                "pick one of `streamd models list` that has its memory.",
             )
 
         # Check the checksums first: damaged tensors might still load.

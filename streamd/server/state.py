@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import Depends, HTTPException, Request
 
 from streamd.decode.decoder import Decoder, make_decoder
+from streamd.decode.time_units import number_in, other_unit
 from streamd.events import Key
 from streamd.registry import Registry
 from streamd.roles import roles_of
@@ -28,6 +29,8 @@ from streamd.telemetry import metrics
 from streamd.telemetry.api_keys import ApiKeys, key_of
 from streamd.telemetry.heartbeat import STALLED_SECONDS, Heartbeat, held_times, refusals
 
+YEAR_US = 366 * 86_400_000_000
+"""A time of a request further ahead than a year may be of another unit."""
 NO_KEY = "an API key is needed: Authorization: Bearer KEY, or X-API-Key: KEY", "Bearer"
 WRONG_KEY = (
     "the API key is wrong: it is not in server.api_keys, server.admin_keys or their files",
@@ -129,6 +132,18 @@ class ServerState:
         pairs = ((node, answer.src_known), *zip(answer.dst, answer.known, strict=True))
         log = self.engine.log
         return hint_of(log.ids if log else (), (key for key, is_known in pairs if not is_known))
+
+    def time_hint(self, answer: Answer) -> str:
+        """A hint that the time of a request looks like one of another unit; empty otherwise."""
+        now_us = max(time.time_ns() // 1_000, answer.newest_us)
+        if answer.as_of_us < now_us + YEAR_US:
+            return ""
+        unit = self.settings.stream.time_unit
+        looks = other_unit(answer.as_of_us, now_us, unit)
+        if looks is None:
+            return ""
+        asked = number_in(answer.as_of_us, unit)
+        return f"time {asked} looks like {looks}, stream.time_unit is {unit}"
 
     def alive(self) -> tuple[bool, str]:
         """Whether the engine's loop is alive, idle or busy, and the age of its last turn, in

@@ -1,9 +1,11 @@
 import json
 
 import numpy as np
+import pytest
 
 from streamd.decode.block import NO_STAMP, ROW, Block
 from streamd.decode.node_ids import KeyTable
+from streamd.errors import KafkaError
 from streamd.events import DELETE, EDGE, LABEL, NODE, Schema, SetKey
 from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters, TopicDeadLetters
 from streamd.ingest.order.batch_builder import BatchBuilder, as_json
@@ -164,6 +166,19 @@ class Producer:
 
     def get(self, timeout):
         return None
+
+
+def test_a_letter_that_failed_once_does_not_fail_the_letters_after_it(monkeypatch):
+    producer = Producer()
+    letters = TopicDeadLetters(lambda: producer, "dead")
+    letters.add(letter(7))
+    with monkeypatch.context() as away:
+        away.setattr(producer, "flush", lambda timeout: 1 / 0)
+        with pytest.raises(KafkaError, match="did not acknowledge"):
+            letters.flush()
+    monkeypatch.setattr(producer, "get", lambda timeout: 1 / 0)
+    letters.flush()
+    assert producer.flushed == 0, "ingest sends the letters since its last commit again"
 
 
 def test_dead_letters_of_a_topic_carry_their_provenance_and_are_acknowledged():

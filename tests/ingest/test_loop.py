@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from streamd.decode import checks, node_ids
 from streamd.decode.node_ids import KeyTable
+from streamd.errors import KafkaError
 from streamd.events import Position
 from streamd.ingest import loop
 from streamd.telemetry import metrics
@@ -407,3 +408,23 @@ def test_a_stop_between_two_assignments_commits_no_position_of_the_first_one(tmp
     assert source.turns == 2 and source.closed
     assert world.writer.progress.positions == {}
     world.kill()
+
+
+def test_a_dead_letter_that_cannot_be_sent_loses_no_event_of_its_poll(tmp_path):
+    world = World(tmp_path)
+    add, fails = world.letters.add, iter([True])
+
+    def add_after_a_failure(letter):
+        if next(fails, False):
+            raise KafkaError("Topic dead did not acknowledge a dead letter.", "check it.")
+        add(letter)
+
+    world.letters.add = add_after_a_failure
+    world.send(0, edge("a", "b", world.clock.now_us()))
+    world.send(0, value=b"no json")
+    world.send(0, edge("c", "d", world.clock.now_us()))
+    # The poll's records were taken, so they must be read again.
+    assert not world.loop.step(world.source) and world.loop.begin(world.source)
+    world.run(1)
+    world.stop()
+    assert [(u, v) for u, v, _ in world.events()] == [("a", "b"), ("c", "d")] and len(world.letters_written()) == 1

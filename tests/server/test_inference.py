@@ -391,6 +391,8 @@ def test_tritons_index_lists_the_versions_and_which_of_them_serves(world, monkey
         == [("1-1", "UNAVAILABLE", "rule "), ("2-2", "UNAVAILABLE", "rule "), rule]
     )
     assert index(json={"ready": True}) == [rule]
+    reason = world.client.post("/v2/repository/index").json()[0]["reason"]
+    assert reason == "rule serves; this one is kept without its memory and cannot serve"
     monkeypatch.setattr(world.engine.status, "version", "2-2")
     assert index()[1] == ("2-2", "READY", "") and len(index()) == 2
     monkeypatch.setattr(world.state, "draining", True)

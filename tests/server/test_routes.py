@@ -56,6 +56,20 @@ def test_a_batch_is_answered_in_order_by_one_version_as_single_requests_are(worl
     assert "predicts no labels" in post(world, "/v1/labels", {"nodes": ["n:3"]}, 404)["detail"]
 
 
+def test_a_time_in_another_unit_than_the_logs_gets_a_hint(world):
+    asked, now = {"src": "n:3", "dst": ["n:20"]}, int(time.time())
+    unit = {"ns": 10**9, "us": 10**6, "ms": 10**3, "s": 1}
+    own = world.state.settings.stream.time_unit
+    assert "hint" not in post(world, "/v1/score", asked | {"time": now * unit[own]})
+    finer = now * unit[own] * 1000
+    assert post(world, "/v1/score", asked | {"time": finer})["hint"].startswith(f"time {finer} looks like ")
+    assert "valid integer" in post(world, "/v1/score", asked | {"time": "2026"}, 422)["detail"]
+
+
+def test_a_request_that_nobody_made_is_not_found_on_the_trainers_machine(world):
+    assert world.client.get("/v1/models/requests/abc").json()["detail"] == "there is no request 'abc'"
+
+
 def test_an_exact_recommendation_is_the_best_of_all_nodes_and_others_are_answered_between_its_slices(world):
     everyone = [f"n:{i}" for i in range(20, 35)]
     scored = [s for i in (0, 8) for s in post(world, "/v1/score", {"src": "n:3", "dst": everyone[i:i + 8]})["scores"]]

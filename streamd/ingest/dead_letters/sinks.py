@@ -305,14 +305,16 @@ class TopicDeadLetters:
         )
 
     def flush(self) -> None:
-        """Wait until all letters are acknowledged. Raises: KafkaError."""
-        if not self._sent:
+        """Wait until all letters are acknowledged. Raises: KafkaError; then the caller sends all
+        letters since its last commit again."""
+        # A letter that failed once would fail here for ever.
+        sent, self._sent = self._sent, []
+        if not sent:
             return
         with self._as_kafka_error():
             self._producer.flush(ACKNOWLEDGED_SECONDS)
-            for future in self._sent:
+            for future in sent:
                 future.get(ACKNOWLEDGED_SECONDS)
-        self._sent.clear()
 
     @contextmanager
     def _as_kafka_error(self) -> Iterator[None]:

@@ -76,5 +76,6 @@ def _number(name: str | None, names: Sequence[str], what: str) -> int:
     if name is None:
         raise HTTPException(422, f"{what} is required; there are {', '.join(names)}")
     if name not in names:
-        raise HTTPException(422, f"there is no {what} {name!r}; there are {', '.join(names)}")
+        are = "is only" if len(names) == 1 else "are"
+        raise HTTPException(422, f"there is no {what} {name!r}; there {are} {', '.join(names)}")
     return names.index(name)

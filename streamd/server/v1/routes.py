@@ -296,13 +296,16 @@ def promote(
     return _move_or_request(state.moves.promote(version, "api", body.why))
 
 
-@router.get("/models/requests/{request}", tags=["models"])
+@router.get("/models/requests/{request}", tags=["models"], responses={404: {}})
 def request_outcome(
     request: Annotated[str, Path(min_length=1, max_length=64)], state: State
 ) -> RequestOutcome:
     """The outcome of a request that was answered with 202."""
     outcome = outcome_of(state.registry, request)
     if isinstance(outcome, Waiting):
+        # On the trainer's own machine moves are made at once, without a request.
+        if state.moves is state.registry:
+            raise HTTPException(404, f"there is no request {request!r}")
         return RequestOutcome(state="waiting")
     if isinstance(outcome, Refusal):
         return RequestOutcome(state="refused", reason=outcome.reason)
@@ -446,8 +449,9 @@ def _as_of(state: ServerState, answer: Answer) -> AsOf:
 
 
 def _hint(state: ServerState, node: Key, answer: Answer) -> dict[str, str]:
-    """The field `hint` of an answer about a node, if a key in the request has the wrong type."""
-    hint = state.key_hint(node, answer)
+    """The field `hint` of an answer about a node, if a key in the request has the wrong type, or
+    its time looks like one of another unit."""
+    hint = state.key_hint(node, answer) or state.time_hint(answer)
     return {"hint": hint} if hint else {}
 
 

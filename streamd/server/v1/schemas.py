@@ -38,7 +38,7 @@ class ScoreRequest(RequestBody):
     dst: list[NodeKey] = Field(
         min_length=1, description="candidate destinations", examples=[["page:1", "page:2"]]
     )
-    time: int | None = Field(
+    time: StrictInt | None = Field(
         None, ge=0, le=2**62, description="query time; one not after the newest event means now"
     )
     edge_set: EdgeSetName = None
@@ -103,7 +103,7 @@ class RecommendRequest(RequestBody):
     exact: bool = Field(
         False, description="score all nodes instead of server.max_candidates likely ones; slower"
     )
-    time: int | None = Field(
+    time: StrictInt | None = Field(
         None, ge=0, le=2**62, description="query time; one not after the newest event means now"
     )
     edge_set: EdgeSetName = None
@@ -136,7 +136,7 @@ class ExplainRequest(RequestBody):
 
     src: NodeKey = Field(description="the source node", examples=["user:74"])
     dst: NodeKey = Field(description="the candidate destination", examples=["page:1"])
-    time: int | None = Field(
+    time: StrictInt | None = Field(
         None, ge=0, le=2**62, description="query time; one not after the newest event means now"
     )
     edge_set: EdgeSetName = None

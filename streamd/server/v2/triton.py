@@ -1,11 +1,13 @@
 """Triton's extensions of the protocol: configuration, statistics and index of versions."""
 
+from collections.abc import Collection
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends
 from pydantic import BaseModel, Field
 
-from streamd.server.state import ServerState, State, require_key
+from streamd.registry.registry import read_manifests
+from streamd.server.state import State, require_key
 from streamd.server.v2.inference import (
     MODEL,
     OUTPUTS,
@@ -169,16 +171,22 @@ def repository_index(
     (ready, why) = state.ready()
     # The version that serves may be gone from the registry already, or be the rule.
     names = state.registry.names()
+    made = read_manifests(state.registry)
+    servable = {m.name for m in made if state.registry.is_servable(m)}
     return [
-        _entry(state, version, served, ready, why)
+        _entry(version, served, servable, ready, why)
         for version in (names if served in names else [*names, served])
         if not (body and body.ready) or (ready and version == served)
     ]
 
 
-def _entry(state: ServerState, version: str, served: str, ready: bool, why: str) -> IndexEntry:
+def _entry(
+    version: str, served: str, servable: Collection[str], ready: bool, why: str
+) -> IndexEntry:
     if version != served:
         why = f"{served} serves; POST /v1/models/{version}/promote makes this one champion"
+        if version not in servable:
+            why = f"{served} serves; this one is kept without its memory and cannot serve"
     return IndexEntry(
         name=MODEL,
         version=version,
