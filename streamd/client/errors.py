@@ -85,7 +85,7 @@ class NotAllowed(Problem):
 
 
 class NotFound(Problem):
-    """The node or version does not exist, or the version does not predict the labels."""
+    """The node or version does not exist, or no labels are declared."""
 
 
 class NotPossible(Problem):

@@ -236,6 +236,19 @@ def test_labels_are_predicted_by_a_version_with_a_head_and_refused_by_others(wor
     labelled.stop()
 
 
+@pytest.mark.parametrize("declared, status, words", [
+    ({"model__labels": "classification", "stream__label_dim": 1}, 503, "version rule predicts no labels yet; the next that the trainer learns does"),
+    ({"stream__label_dim": 1}, 404, "version rule predicts no labels: set model.labels"),
+])
+def test_labels_are_to_be_waited_for_only_if_the_settings_declare_them(declared, status, words, tmp_path):
+    write_log(tmp_path, *stream(600, hours=6), dataclasses.replace(SCHEMA, label_dim=1), watermark=100 * HOUR)
+    world = World(tmp_path, **declared).start()
+    told = [world.client.get("/v1/labels/n:3"), world.client.post("/v1/labels", json={"nodes": ["n:3"]})]
+    assert [answer.status_code for answer in told] == [status] * 2 and all(words in answer.json()["detail"] for answer in told)
+    assert all(("retry-after" in answer.headers) == (status == 503) for answer in told)
+    world.stop()
+
+
 def test_embeddings_and_models_are_told(world):
     world.train()
     world.start()

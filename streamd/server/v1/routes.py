@@ -60,6 +60,7 @@ from streamd.serving.requests import (
     Embedding,
     Explain,
     Label,
+    NotReady,
 )
 
 router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)])
@@ -356,10 +357,11 @@ def _embedding_response(state: ServerState, key: Key, answer: Answer) -> Embeddi
 
 def _labels_response(state: ServerState, key: Key, answer: Answer) -> LabelsResponse:
     if answer.labels is None:
-        raise HTTPException(
-            404,
-            f"version {answer.version} predicts no labels: set model.labels and stream.label_dim",
-        )
+        told = f"version {answer.version} predicts no labels"
+        declared = state.settings.model.labels
+        if declared != "none" and state.settings.stream.label_dim:
+            raise NotReady(f"{told} yet; the next that the trainer learns does ({declared})")
+        raise HTTPException(404, f"{told}: set model.labels and stream.label_dim")
     return LabelsResponse(
         node=plain(key),
         known=answer.src_known,
