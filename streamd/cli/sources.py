@@ -90,11 +90,14 @@ def sources_guess(
 
     from streamd.clock import SystemClock
     from streamd.exchange.guess import guess
+    from streamd.exchange.sample import as_json_rows
 
-    sample = read_with_progress(settings_of(config, None), name, records)
+    settings = settings_of(config, None)
+    sample = read_with_progress(settings, name, records)
+    rows, form = as_json_rows(settings, sample)
     # Records of a file need a topic in the settings: take the file's name.
     topic = Path(name).name.split(".")[0] if Path(name).is_file() else name
-    guessed = guess(topic, sample.all, SystemClock().now_us(), edge_set)
+    guessed = guess(topic, rows, SystemClock().now_us(), edge_set, form=form)
 
     # Doubts are comments, so that all of the output may become a settings file.
     for doubt in guessed.doubts:

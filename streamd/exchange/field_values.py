@@ -12,7 +12,7 @@ from streamd.decode.sources.cloudevents import ATTRIBUTE
 from streamd.decode.sources.paths import open_text, parsed
 from streamd.decode.sources.registry_framing import ID_HEADER
 from streamd.decode.sources.unsent_values import UnsentValue
-from streamd.errors import BadEvent
+from streamd.errors import BadEvent, SettingsError
 from streamd.settings.sources import NO_NAME, UNAVAILABLE
 
 MAX_DEPTH = 6
@@ -231,6 +231,19 @@ def objects_of(records: Sequence[Any], doubts: list[str]) -> tuple[list[dict[str
         objects += [v for v in (value if isinstance(value, list) else [value]) if type(v) is dict]
     doubts += [f"{n} of {len(records)} records: {what}" for what, n in others.items()]
     return objects, form
+
+
+def no_rows(topic: str, records: Sequence[Any], doubts: Sequence[str]) -> SettingsError:
+    """The error of records without a row of data. doubts: sentences on the records."""
+    if not records:
+        return SettingsError(f"{topic} has no records.", "send some, or give a file of them.")
+    why = "; ".join(doubts) or "they are JSON without an object of data"
+    return SettingsError(
+        f"Nothing can be guessed from the {len(records)} records of {topic}: {why}.",
+        "for another format than JSON give it an entry in `sources`, with any fields, such as "
+        f"{{topic: {topic}, format: avro, time: record, fields: {{src: x, dst: y}}}}; "
+        "`streamd sources guess` then reads the records by that format and by schema_registry.",
+    )
 
 
 def unwrapped(

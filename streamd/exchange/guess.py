@@ -16,6 +16,7 @@ from streamd.exchange.field_values import (
     Fields,
     Seen,
     fields_of_rows,
+    no_rows,
     objects_of,
     unwrapped,
 )
@@ -92,14 +93,16 @@ def guess(
     now_us: int,
     edge_set: str = DEFAULT_SET,
     chosen: Chosen = Chosen(),
+    form: str = "",
 ) -> Guess:
     """Guess sources from records, those of Kafka or rows of a file.
 
-    Args: now_us: wall clock, microseconds; edge_set: of the edges; chosen: fields that are known.
-    Raises: SettingsError if no record has a chosen path.
+    Args: now_us: wall clock, microseconds; edge_set: of the edges; chosen: known fields; form: the
+    topic's format if it is known, and the records are decoded to JSON.
+    Raises: SettingsError if no record can be read, or none has a chosen path.
     """
     doubts: list[str] = []
-    objects, form = objects_of(records, doubts)
+    objects, of_json = objects_of(records, doubts)
     envelope, rows = unwrapped(objects, records, doubts)
     source: dict[str, Any] = {"topic": topic}
     settings: dict[str, Any] = {}
@@ -107,15 +110,12 @@ def guess(
         settings["graph"] = {"edge_sets": {edge_set: {}}}
         source["edge_set"] = edge_set
         doubts.append(f"edge set {edge_set} needs source and target if node sets are declared")
-    if form != "json":
-        source["format"] = form
+    if (form or of_json) != "json":
+        source["format"] = form or of_json
     if envelope is not None:
         source["envelope"] = envelope
     if not rows:
-        doubts.append("no record could be read as JSON, so nothing is known of the fields")
-        absent = {"src": "user_id", "dst": "item_id"}
-        declared = source | {"time": "record", "fields": absent}
-        return Guess(tree=settings | {"sources": [declared]}, doubts=doubts, paths=[])
+        raise no_rows(topic, records, doubts)
 
     whole = fields_of_rows(rows)
     doubts += whole.doubts_of_names()

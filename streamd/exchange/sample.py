@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 from kafka import TopicPartition
 from kafka.errors import KafkaError as ClientError
+from msgspec.json import encode
 
 from streamd.clock import Clock
 from streamd.decode.block import Block, empty_block, joined
 from streamd.decode.decoder import make_decoder
 from streamd.decode.encoded_decimals import doubt_of_decimals
 from streamd.decode.rounding import Rounded
-from streamd.errors import KafkaError, SettingsError
+from streamd.decode.sources.formats import make_format
+from streamd.errors import BadEvent, KafkaError, SettingsError
 from streamd.eventlog.odd_keys import OddKeys, count_copies, odd_keys, placeholder_ids
 from streamd.events import DELETE, EDGE, LABEL, NODE, Key, Schema, split_key
 from streamd.exchange.absent_paths import absent_paths
@@ -88,6 +90,41 @@ def read_sample(settings: Settings, name: str, count: int, clock: Clock, topic: 
     now_ms = clock.now_us() // 1000
     records = [FileRow(offset=n, value=v, timestamp=now_ms) for n, v in islice(all_rows, count)]
     return Sample(topic, {0: records}, tuple(doubts))
+
+
+def as_json_rows(settings: Settings, sample: Sample) -> tuple[list[Any], str]:
+    """A sample's records, decoded to JSON if the settings have a source of the topic with another
+    format.
+
+    Returns: the records, and that format; "" for JSON and without a source. A record that does not
+    have the format stays as it is. Raises: SettingsError, SchemaRegistryError.
+    """
+    records = sample.all
+    sources = by_topic(settings.sources).get(sample.topic)
+    if not sources:
+        return records, ""
+    form = make_format(sources[0], settings.schema_registry, settings.ingest.max_record_events)
+    if form is None:
+        return records, ""
+    values = {n: form.value_of(one) for n, one in enumerate(records) if one.value is not None}
+    form.prepare(values.values(), lambda: None)
+    out = []
+    for n, record in enumerate(records):
+        try:
+            rows = form.decode(values[n])
+        except (BadEvent, KeyError):
+            out.append(record)
+            continue
+        out.append(
+            FileRow(
+                offset=record.offset,
+                value=encode(rows),
+                timestamp=record.timestamp,
+                headers=record.headers or (),
+                key=record.key,
+            )
+        )
+    return out, sources[0].format
 
 
 def shares(sizes: Mapping[TopicPartition, int], count: int) -> dict[TopicPartition, int]:

@@ -1,5 +1,6 @@
 """`streamd sources guess` on the shapes of public sources: the first proposal is right, or a doubt names what is wrong with it."""
 
+import datetime
 import json
 import re
 
@@ -9,11 +10,12 @@ from streamd.errors import SettingsError
 from streamd.exchange.event_files import EventFile
 from streamd.exchange.field_names import head_of, is_measure, is_technical, last_words
 from streamd.exchange.guess import Chosen, guess
-from streamd.exchange.sample import Sample, judge
+from streamd.exchange.sample import Sample, as_json_rows, judge
 from streamd.exchange.sourced import read_rows
 from streamd.settings.loading import load_settings
 from streamd.settings.sources import UNAVAILABLE
 from tests.builders import ManualClock, Record
+from tests.decode.registry import CLICK, Registry, avro
 from tests.exchange.shapes import S0, SHAPES
 
 NOW_US = (S0 + 10_000) * 1_000_000
@@ -257,7 +259,36 @@ def test_a_value_that_was_not_sent_is_no_value_of_a_guess():
 
 def test_a_schema_id_in_a_header_is_named():
     records = [Record(b"\x10\x06b41", i, headers=(("__value_schema_id", bytes([1]) + bytes(16)),)) for i in range(3)]
-    assert any("__value_schema_id has a schema's id" in doubt and "avro or protobuf" in doubt for doubt in guess("t", records, NOW_US).doubts)
+    with pytest.raises(SettingsError, match="__value_schema_id has a schema's id; give the topic an entry in sources, with format: avro or protobuf"):
+        guess("t", records, NOW_US)
+    with pytest.raises(SettingsError, match="t has no records"):
+        guess("t", [], NOW_US)
+
+
+def test_a_topic_whose_source_has_a_format_is_guessed_by_that_format(tmp_path):
+    registry = Registry()
+    try:
+        registry.add(7, CLICK)
+        moments = [datetime.datetime.fromtimestamp(S0 + i, datetime.UTC) for i in range(40)]
+        values = [avro(7, CLICK, {"user_id": i % 7, "item": {"id": f"b{i % 9}"}, "ts": moment, "kind": "view", "seconds": i / 2, "price": None, "tags": [], "more": {}})
+                  for i, moment in enumerate(moments)]
+        records = [Record(value, n, timestamp=NOW_US // 1000) for n, value in enumerate([*values, b"no Avro", None])]
+        entry = {"topic": "t", "format": "avro", "time": "record", "fields": {"src": "x", "dst": "y"}}
+        settings = load_settings(None, {"data_dir": tmp_path, "schema_registry.url": registry.url, "sources": [entry]}, {})[0]
+        rows, form = as_json_rows(settings, Sample("t", {0: records}))
+        guessed = guess("t", rows, NOW_US, form=form)
+        (source,) = guessed.sources
+        assert source["format"] == "avro" and source["fields"]["src"] == "user_id" and source["fields"]["dst"] == "item.id" and source["fields"]["time"] == "ts"
+        assert "2 of 42 records" not in str(guessed.doubts) and sum("1 of 42 records" in doubt for doubt in guessed.doubts) == 2
+
+        # The guess reads the records that it was made of; another topic's are left as they are.
+        (tmp_path / "guess.yaml").write_text(guessed.settings)
+        own = load_settings(tmp_path / "guess.yaml", {"data_dir": tmp_path, "schema_registry.url": registry.url}, {})[0]
+        verdict = judge(own, Sample("t", {0: records[:40]}), ManualClock(NOW_US))
+        assert verdict.counts == {"edge": 40}, (guessed.settings, verdict.judged[:2])
+        assert as_json_rows(settings, Sample("other", {0: records})) == (records, "")
+    finally:
+        registry.stop()
 
 
 ORACLE = {"object": lambda i: {"scale": 0, "value": ("Bw==", "CA==", "AQI=")[i % 3]}, "base64": lambda i: ("KQ==", "Kg==", "AQID")[i % 3]}
