@@ -39,8 +39,11 @@ TIME = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}($|[T ])")
 NUMBER = re.compile(r"[+-]?\d+(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 NAME_COLUMNS = (
     "name the columns with --src, --dst, --time and --features, or a topic of `sources`, which has "
-    "their names, with --source; add --no-header if the file has no names."
+    "their names, with --source"
 )
+NO_NAMES = f"{NAME_COLUMNS}; add --no-header if the file has no names"
+SIMILAR = 0.6
+"""Least likeness of names for a "did you mean": at 0.5, `track` is like `src`."""
 Row = dict[str, Any]
 
 
@@ -138,7 +141,7 @@ def csv_rows(
         names = _names(head, form)
         if not form.columns and form.header and not (wanted and {*wanted} <= {*names}):
             _check_header(names)
-        check_columns(names, wanted)
+        check_columns(names, wanted, NO_NAMES if form.header else NAME_COLUMNS)
         if not form.header:
             rows = _prepend(head, rows)
         # A blank line is no row.
@@ -147,10 +150,13 @@ def csv_rows(
                 yield _row(cells, names, form)
 
 
-def check_columns(found: Sequence[str], wanted: Sequence[str]) -> None:
+def check_columns(
+    found: Sequence[str], wanted: Sequence[str], action: str = NAME_COLUMNS
+) -> None:
     """Refuse a table that lacks a column or has it twice.
 
-    wanted: the columns that are read; empty if any may be. Raises: Misfit.
+    wanted: the columns that are read; empty if any may be. action: of the operator if one lacks.
+    Raises: Misfit.
     """
     for column in wanted or filter(None, found):
         if column not in found:
@@ -160,7 +166,11 @@ def check_columns(found: Sequence[str], wanted: Sequence[str]) -> None:
                     f"no column {column!r}, but {blank!r} with blanks around it",
                     "add --strip, or take the blanks out of the file.",
                 )
-            raise Misfit(f"no column {column!r}{nearest_of(column, found)}", NAME_COLUMNS)
+            near = nearest_of(column, found, SIMILAR)
+            head = column.partition(".")[0]
+            if head != column and head in found:
+                action = f"only --source reads fields inside {head!r}: {NAME_COLUMNS}"
+            raise Misfit(f"no column {column!r}{near}", f"{action}.")
         if found.count(column) > 1:
             raise Misfit(
                 f"{found.count(column)} columns {column!r}", "give each a name of its own."

@@ -280,8 +280,11 @@ def shown(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_NAMES]) + more
 
 
-def nearest_of(name: str, known: Collection[str]) -> str:
-    """The end of an error about an unknown name: the known names, and the nearest."""
+def nearest_of(name: str, known: Collection[str], least: float = 0.5) -> str:
+    """The end of an error about an unknown name: the known names, and the nearest.
+
+    least: likeness that the nearest one must have, from 0 to 1.
+    """
     there = f"; there are {shown(list(known))}" if known else "; there are none"
-    close = difflib.get_close_matches(name, known, 1, 0.5)
+    close = difflib.get_close_matches(name, known, 1, least)
     return f"{there}; did you mean {close[0]!r}?" if close else there

@@ -249,6 +249,17 @@ def test_a_wrong_column_is_named_beside_those_there_before_anything_is_read(path
         read_events(EventFile(path), columns, times())
 
 
+@pytest.mark.parametrize(("columns", "says"), [
+    (Columns(), r"no column 'src'; there are event, listener, track\. Operator action: name the columns"),
+    (Columns("listener.id", "track"), r"no column 'listener.id'; there are event, listener, track\. Operator action: only --source reads fields inside 'listener': name"),
+    (Columns("tracks", "track"), "did you mean 'track'")])
+def test_a_column_that_ndjson_lacks_gets_advice_for_ndjson(columns, says, tmp_path):
+    (tmp_path / "x.ndjson").write_text('{"event": "play", "listener": {"id": 3}, "track": "t1"}\n')
+    with pytest.raises(SettingsError, match=says) as refused:
+        read_events(EventFile(tmp_path / "x.ndjson"), columns, times())
+    assert "--no-header" not in str(refused.value)
+
+
 @pytest.mark.parametrize(("name", "content", "says"), [
     ("x.csv", "src,dst\n", "x.csv: no column 'time'; there are src, dst"),
     ("x.csv", "src,src,dst,time\n1,1,2,3\n", "2 columns 'src'"), ("x.csv", "src,dst,time\n1,2,3\n1,2\n", "row 2: column 'time': there is no"),
