@@ -81,6 +81,24 @@ def test_an_exact_recommendation_is_the_best_of_all_nodes_and_others_are_answere
     assert [s["dst"] for s in both[0]["scores"]] == [s["dst"] for s in exact["scores"]] and len(both[1]["scores"]) == 1
 
 
+@pytest.mark.parametrize("path, says", [
+    ("/v1/nodes?prefx=n:2&limit=2", "query.prefx: no such parameter; did you mean 'prefix'?"),
+    ("/v1/embeddings/34?interger=true", "query.interger: no such parameter; did you mean 'integer'?"),
+    ("/v1/labels/n:3?q=1", "query.q: no such parameter; there are integer, node_set"),
+    ("/v1/schema?q=1", "query.q: no such parameter"), ("/v1/models?q=", "query.q: no such parameter"), ("/v1/erase/x?q=1", "query.q: no such parameter"),
+    ("/v1/models/requests/x?q=1", "query.q: no such parameter")])
+def test_an_unknown_query_parameter_is_refused_as_an_unknown_field_is(world, path, says):
+    answer = world.client.get(path)
+    assert answer.status_code == 422 and answer.json()["detail"] == says
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_routes_of_operators_take_any_query_parameter(world):
+    for path in ("/livez?q=1", "/readyz?q=1", "/metrics?q=1", "/docs?q=1", "/status.json?windows=1&q=1"):
+        assert world.client.get(path).status_code == 200, path
+    assert len(world.client.get("/v1/nodes?prefix=n:2&limit=2").json()["nodes"]) == 2
+
+
 def test_recall_of_recommendations_is_measured_against_all_nodes(world):
     for i in range(60):
         post(world, "/v1/recommend", {"src": f"n:{i % 20}", "k": 5})

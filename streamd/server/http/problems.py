@@ -151,16 +151,17 @@ def _first_error(errors: Sequence[Any], model: Any) -> str:
     if first["type"] == "too_short" and not first["ctx"]["actual_length"]:
         return f"{named} is empty"
     if first["type"] == "extra_forbidden":
-        message = _unknown_field(str(path[-1]), _fields_at(model, path[1:-1]))
+        message = unknown_name("field", str(path[-1]), _fields_at(model, path[1:-1]))
     return f"{named}: {message}"
 
 
-def _unknown_field(name: str, known: list[str]) -> str:
-    """The message about a field that does not exist. known: names of the existing fields."""
+def unknown_name(what: str, name: str, known: list[str]) -> str:
+    """The message about a name that does not exist. what: "field" or "parameter". known: the
+    existing names."""
     close = difflib.get_close_matches(name, known, 1, 0.5)
     if close:
-        return f"no such field; did you mean {close[0]!r}?"
-    return f"no such field; there are {', '.join(known)}" if known else "no such field"
+        return f"no such {what}; did you mean {close[0]!r}?"
+    return f"no such {what}; there are {', '.join(known)}" if known else f"no such {what}"
 
 
 def _fields_at(model: Any, path: Sequence[str | int]) -> list[str]:

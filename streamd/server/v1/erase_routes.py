@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, HTTPException, Path
 from pydantic import BaseModel, Field
 
+from streamd.server.http.query_names import refuse_unknown_parameters
 from streamd.server.state import State, require_admin_key, require_key
 from streamd.server.v1.bodies import nodes_of
 from streamd.server.v1.schemas import NodesRequest
@@ -19,7 +20,9 @@ MAX_NODES = 1000
 """Maximum number of nodes in one request."""
 MAX_FOUND = 100
 """Maximum number of findings in an answer."""
-router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)])
+router = APIRouter(
+    prefix="/v1", dependencies=[Depends(require_key), Depends(refuse_unknown_parameters)]
+)
 
 
 class EraseRequest(NodesRequest):

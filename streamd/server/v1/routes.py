@@ -18,6 +18,7 @@ from streamd.server.engine.conditions import POSITION, RecordToken, headers_of
 from streamd.server.engine.set_names import PlainKey, in_set, plain
 from streamd.server.http.completion import completed
 from streamd.server.http.fast_routes import DirectRoute
+from streamd.server.http.query_names import refuse_unknown_parameters
 from streamd.server.page.status import passed_over
 from streamd.server.state import Asked, ServerState, State, require_admin_key, require_key
 from streamd.server.v1.bodies import (
@@ -63,7 +64,9 @@ from streamd.serving.requests import (
     NotReady,
 )
 
-router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)])
+router = APIRouter(
+    prefix="/v1", dependencies=[Depends(require_key), Depends(refuse_unknown_parameters)]
+)
 direct = APIRouter(prefix="/v1", dependencies=[Depends(require_key)], route_class=DirectRoute)
 NodeSetQuery = Annotated[
     str | None,
