@@ -56,7 +56,11 @@ def ask_health(settings: Settings, role: str, path: str) -> tuple[bool, str]:
         answer = link.getresponse()
         body = json.loads(answer.read())
         return answer.status == 200, str(body.get("why") or answer.reason)
-    except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
-        return False, f"{host}:{ports[role]} does not answer as streamd does: {error!r}"
+    except OSError as error:
+        why = str(error.strerror or error).lower()
+        return False, f"{host}:{ports[role]} does not answer: {why}"
+    except (http.client.HTTPException, ValueError, AttributeError) as error:
+        name = type(error).__name__
+        return False, f"another program than streamd answers at {host}:{ports[role]} ({name})"
     finally:
         link.close()

@@ -1,6 +1,7 @@
 """The options that several commands share, and the two consoles to which all commands print."""
 
 import logging
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +12,10 @@ from rich.console import Console
 
 from streamd.settings.loading import Settings, load_settings
 
-out = Console()
-"""Stdout is for a command's result."""
-err = Console(stderr=True)
+out = Console(soft_wrap=not sys.stdout.isatty())
+"""Stdout is for a command's result. Only a terminal wraps lines, so that those in a file or a pipe
+can be searched."""
+err = Console(stderr=True, soft_wrap=not sys.stderr.isatty())
 """Stderr is for progress, damage and errors."""
 
 ConfigOption = Annotated[

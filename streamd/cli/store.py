@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from streamd.cli.options import ConfigOption, DataOption, err, out, settings_of
+from streamd.cli.table_output import counted
 from streamd.errors import SettingsError, StreamdError
 from streamd.settings.loading import Settings
 from streamd.telemetry.progress import ProgressLine
@@ -108,7 +109,7 @@ def backup(
     if keep:
         # Only after the upload: a failed one must not cost an older backup.
         manifests, objects = remove_unneeded(store, keep)
-        text += f"; {manifests:,} manifests and {objects:,} objects removed"
+        text += f"; {counted(manifests, 'manifest')} and {counted(objects, 'object')} removed"
     out.print(text, markup=False, soft_wrap=True)
 
 

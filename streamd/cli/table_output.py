@@ -4,6 +4,7 @@ wrapped."""
 import io
 import os
 from collections.abc import Iterable, Sequence
+from copy import copy
 
 import typer
 from rich.cells import cell_len, set_cell_size
@@ -27,12 +28,16 @@ def print_table(console: Console, table: Table) -> None:
     if console.is_terminal:
         console.print(table, markup=False, highlight=False)
         return
-    # Title and caption are centred over the table, so print it at its natural width.
+    # A title is centred over the table, so print it at its natural width. A caption may be wider
+    # than the table, which would wrap it.
     printed = io.StringIO()
     sheet = Console(file=printed, width=line_width(console), color_system=None)
     sheet.width = max(1, sheet.measure(table).maximum)
-    sheet.print(table, markup=False, highlight=False)
-    print_lines(console, printed.getvalue().splitlines())
+    without = copy(table)
+    without.caption = None
+    sheet.print(without, markup=False, highlight=False)
+    below = [] if table.caption is None else [f" {table.caption}"]
+    print_lines(console, [*printed.getvalue().splitlines(), *below])
 
 
 def print_records(
@@ -61,6 +66,11 @@ def print_lines(console: Console, lines: Iterable[str]) -> None:
     long."""
     for line in lines:
         console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and what it counts: "1 key", "2 keys"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

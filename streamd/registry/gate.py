@@ -29,7 +29,8 @@ def decide(finite: bool, tail_before: float, tail_after: float, num_tail: int) -
 
     # Too few events to judge: it serves, and the contest compares it with the proven version.
     if num_tail < MIN_TAIL or math.isnan(tail_before):
-        return Decision(True, f"finite; a tail of {num_tail} events is too short to judge")
+        events = "event" if num_tail == 1 else "events"
+        return Decision(True, f"finite; a tail of {num_tail} {events} is too short to judge")
     # With more events, chance explains smaller falls only.
     scatter = 1.0 / math.sqrt(num_tail)
     if tail_after < KEPT_SHARE * tail_before - scatter:

@@ -13,7 +13,7 @@ from rich.table import Table
 from typer.testing import CliRunner
 
 from streamd.cli.main import app
-from streamd.cli.table_output import print_records, print_table
+from streamd.cli.table_output import counted, print_records, print_table
 
 HEAD = ("partition", "offset", "reason", "error", "value")
 ROWS = [("shop.clicks/0", "100", "missing_field", "dst (object.sku) is missing", json.dumps({"user": user, "n": list(range(30))}))
@@ -61,6 +61,26 @@ def test_a_table_in_a_pipe_is_not_wrapped():
     print_table(out, table)
     head, row, caption = out.file.getvalue().splitlines()
     assert "nightly weights, live state " * 5 in row and row.endswith("word") and caption.strip() == "what it is"
+
+
+def test_one_thing_is_not_counted_as_several():
+    assert [counted(number, "object") for number in (0, 1, 1200)] == ["0 objects", "1 object", "1,200 objects"]
+
+
+def test_a_caption_wider_than_its_table_is_one_line_of_a_pipe():
+    table = Table("a", box=None, title="its name", caption="a sentence on the figures of the table, " * 4)
+    table.add_row("1")
+    out = Console(file=io.StringIO(), width=80)
+    print_table(out, table)
+    assert out.file.getvalue().splitlines()[-1].strip() == table.caption.strip()
+
+
+def test_sentences_of_commands_are_wrapped_in_a_terminal_only():
+    reasons = [f"reason_number_{n}" for n in range(9)]
+    program = ("from streamd.cli.options import err, out\n"
+               f"for console in (out, err): console.print({', '.join(reasons)!r})")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == done.stderr.splitlines() == [", ".join(reasons)]
 
 
 def in_terminal(*args, columns=80):

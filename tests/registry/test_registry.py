@@ -173,6 +173,11 @@ def test_the_gate_refuses_what_is_not_finite_or_collapsed(finite, before, after,
     assert decision.promote is promoted and decision.reason
 
 
+@pytest.mark.parametrize(("num", "says"), [(1, "a tail of 1 event is"), (2, "a tail of 2 events is")])
+def test_the_gate_counts_the_events_that_are_too_few(num, says):
+    assert says in decide(finite=True, tail_before=0.5, tail_after=0.1, num_tail=num).reason
+
+
 @pytest.mark.parametrize(("after", "rule", "num", "below"), [
     (0.5, 0.9, 20, True), (0.7, 0.9, 20, False), (0.7, 0.9, 100, True), (0.5, 0.9, 4, False), (0.5, 0.4, 2000, False),
     (0.5, float("nan"), 2000, False), (float("nan"), 0.9, 20, False)])
