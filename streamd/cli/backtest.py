@@ -25,6 +25,7 @@ from streamd.cli.options import (
 from streamd.cli.table_output import print_table
 from streamd.errors import SettingsError, TrackingError
 from streamd.settings.loading import Settings, effective
+from streamd.settings.notation import as_written
 from streamd.storage import write_durably
 from streamd.telemetry.progress import ProgressLine
 
@@ -137,7 +138,9 @@ def backtest(
     # The report contains the command and every setting; `effective` masks secrets.
     asked = Asked(
         command=shlex.join(["streamd", *sys.argv[1:]]),
-        settings=[(key, str(value), origin[key]) for key, value in effective(settings).items()],
+        settings=[
+            (key, as_written(value), origin[key]) for key, value in effective(settings).items()
+        ],
     )
 
     # Compile before the progress line starts, because compilation would block it.

@@ -46,6 +46,7 @@ from streamd.cli.tfgnn import tfgnn_app
 from streamd.cli.tguf import tguf_app
 from streamd.errors import SettingsError, StreamdError
 from streamd.settings.loading import check_access, effective, load_settings
+from streamd.settings.notation import as_written
 from streamd.telemetry.progress import ProgressLine
 
 app = typer.Typer(
@@ -251,15 +252,8 @@ def show_config(
     settings, origin = load_settings(config, {} if data_dir is None else {"data_dir": data_dir})
     table = Table("setting", "value", "from", box=None)
     for key, value in effective(settings).items():
-        table.add_row(key, _as_written(value), origin[key])
+        table.add_row(key, as_written(value), origin[key])
     print_table(out, table)
-
-
-def _as_written(value: Any) -> str:
-    """Write a setting's value as in a settings file."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, default=str, ensure_ascii=False)
 
 
 @app.command()

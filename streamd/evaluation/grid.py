@@ -24,6 +24,7 @@ from streamd.evaluation.verdict import (
 from streamd.eventlog.reader import LogReader
 from streamd.gpu import choose_device
 from streamd.settings.loading import Settings, effective, leaves
+from streamd.settings.notation import as_written
 from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import Measures
 from streamd.windows.intervals import MIN_WINDOWS, Difference, score_text
@@ -173,7 +174,9 @@ def combinations(
         settings = load({} if chosen is None else dict(zip(values_by_key, chosen, strict=True)))
         shown = effective(settings)
         if all(settings != other.settings for other in out):
-            name = " ".join(f"{key}={shown[key]}" for key in values_by_key if key in shown)
+            name = " ".join(
+                f"{key}={as_written(shown[key])}" for key in values_by_key if key in shown
+            )
             out.append(Combination(name, settings))
     return out
 

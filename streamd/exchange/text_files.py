@@ -150,9 +150,7 @@ def csv_rows(
                 yield _row(cells, names, form)
 
 
-def check_columns(
-    found: Sequence[str], wanted: Sequence[str], action: str = NAME_COLUMNS
-) -> None:
+def check_columns(found: Sequence[str], wanted: Sequence[str], action: str = NAME_COLUMNS) -> None:
     """Refuse a table that lacks a column or has it twice.
 
     wanted: the columns that are read; empty if any may be. action: of the operator if one lacks.

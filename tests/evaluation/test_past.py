@@ -68,6 +68,25 @@ def test_runs_are_compared_by_their_scores_and_the_settings_that_differ(tmp_path
         past_runs(tmp_path / "none")
 
 
+def test_settings_that_differ_are_short_and_in_the_notation_of_a_settings_file(tmp_path):
+    def keep(at, *more):
+        settings = [("graph.edge_sets", str({"default": {"features": {f"f{n}": "number" for n in range(20)}}})), *more]
+        asked = Asked(settings=[(key, value, "file") for key, value in settings])
+        keep_report(tmp_path, report_of(result(), "streamd backtest of shop.csv", asked), DAY.replace(microsecond=at))
+
+    def source(topic, **fields):
+        return {"topic": topic, "fields": {"src": {"path": "user", "prefix": "user:"}, "dst": "item"} | fields}
+
+    # The first is a report of an earlier release, in Python's notation; its topics are those of the second.
+    keep(1, ("kafka.topics", "('loans',)"), ("sources", str([source("loans")])), ("training.epochs", "1"), ("ingest.shard", "None"))
+    keep(2, ("kafka.topics", '["loans"]'), ("sources", json.dumps([source("loans", time="at")])), ("training.epochs", "2"), ("ingest.shard", "null"))
+    keep(3, ("kafka.topics", '["rides"]'), ("sources", json.dumps([source("r" * 90, dst="zone", time="at", label="x")])), ("training.epochs", "2"))
+    first, second, third = (row[-1] for row in comparison(past_runs(tmp_path)))
+    assert first == 'ingest.shard=null kafka.topics=["loans"] training.epochs=1 sources[0].topic=loans sources[0].fields.dst=item sources[0].fields.time=absent ...'
+    assert second == 'ingest.shard=null kafka.topics=["loans"] training.epochs=2 sources[0].topic=loans sources[0].fields.dst=item sources[0].fields.time=at ...'
+    assert third.startswith(f'ingest.shard=absent kafka.topics=["rides"] training.epochs=2 sources[0].topic={"r" * 40}... sources[0].fields.dst=zone')
+
+
 def test_the_command_keeps_each_run_of_a_grid_too_and_lists_them(tmp_path, monkeypatch):
     # A short name, as a long one breaks the lines of the table.
     monkeypatch.chdir(tmp_path)

@@ -14,6 +14,7 @@ from streamd.evaluation.backtest import RULES
 from streamd.evaluation.compared import NOVELTY_MEASURES
 from streamd.evaluation.report.content import Report
 from streamd.evaluation.report.text import as_json
+from streamd.settings.notation import as_written, read_written
 from streamd.storage import write_durably
 from streamd.windows.intervals import score_text
 from streamd.windows.means import ALL, KNOWN
@@ -24,6 +25,12 @@ FOLDER = "backtests"
 """Folder in the data directory."""
 LEFT_OUT = ("data_dir",)
 """Settings that do not affect scores."""
+ABSENT = "absent"
+"""The value of a setting that a run's release did not have."""
+MAX_VALUE = 40
+"""Maximum characters of a value in the list: a source or an edge set has hundreds."""
+MAX_PARTS = 3
+"""Maximum parts of a longer value that are listed."""
 COLUMNS = (
     "at, UTC",
     "of",
@@ -116,16 +123,12 @@ def _runs_of(content: dict[str, Any]) -> list[PastRun]:
 
 def comparison(runs: Sequence[PastRun]) -> list[list[str]]:
     """A row for each run, as text, with the settings that differ between runs."""
-    # Settings that all runs share do not explain a difference.
-    keys = sorted({key for run in runs for key in run.settings} - {*LEFT_OUT})
-    differ = [key for key in keys if len({run.settings.get(key) for run in runs}) > 1]
     rows = []
-    for run in runs:
+    for run, own in zip(runs, _differing([run.settings for run in runs]), strict=True):
         measure = ALL if run.means["live"].get(KNOWN) is None else KNOWN
         mark = _mark(measure)
         names = [n for n in run.means if n in RULES or n.startswith("popularity_")]
         rules = [run.means[name][measure] for name in names]
-        own = [f"{key}={run.settings.get(key, 'absent')}" for key in differ]
         better = run.better
         rows.append(
             [
@@ -139,6 +142,51 @@ def comparison(runs: Sequence[PastRun]) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def _differing(settings: Sequence[Mapping[str, str]]) -> list[list[str]]:
+    """For each run, the settings in which runs differ, single values first: "training.epochs=1".
+    Of longer ones only the parts that differ: "sources[0].topic=loans"."""
+    # Settings that all runs share do not explain a difference.
+    keys = sorted({key for own in settings for key in own} - {*LEFT_OUT})
+    of_values: list[list[str]] = [[] for _ in settings]
+    of_parts: list[list[str]] = [[] for _ in settings]
+    for key in keys:
+        values = [read_written(own[key]) if key in own else ABSENT for own in settings]
+        written = [as_written(value) for value in values]
+        if len({*written}) == 1:
+            continue
+        is_whole = max(map(len, written)) <= MAX_VALUE
+        parts = [{key: value} if is_whole else _parts(key, value) for value in values]
+        shown = _shown_parts(parts)
+        out = of_values if is_whole else of_parts
+        for own, of_run in zip(out, shown, strict=True):
+            own += of_run
+    return [[*one, *other] for one, other in zip(of_values, of_parts, strict=True)]
+
+
+def _shown_parts(parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """For each run, the first parts that differ between runs, as text of bounded length."""
+    places = dict.fromkeys(place for of_run in parts for place in of_run)
+    texts = [{at: as_written(of_run.get(at, ABSENT)) for at in places} for of_run in parts]
+    differ = [at for at in places if len({of_run[at] for of_run in texts}) > 1]
+    more = ["..."] if len(differ) > MAX_PARTS else []
+    return [[*(f"{at}={_cut(of_run[at])}" for at in differ[:MAX_PARTS]), *more] for of_run in texts]
+
+
+def _parts(place: str, value: Any) -> dict[str, Any]:
+    """The single values in a list or mapping, by their places in it."""
+    if isinstance(value, dict) and value:
+        inner = [_parts(f"{place}.{key}", one) for key, one in value.items()]
+    elif isinstance(value, list | tuple) and value:
+        inner = [_parts(f"{place}[{at}]", one) for at, one in enumerate(value)]
+    else:
+        return {place: value}
+    return {at: one for parts in inner for at, one in parts.items()}
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}..."
 
 
 def comparison_by_novelty(runs: Sequence[PastRun]) -> list[list[str]]:
