@@ -164,10 +164,13 @@ def check_columns(found: Sequence[str], wanted: Sequence[str], action: str = NAM
                     f"no column {column!r}, but {blank!r} with blanks around it",
                     "add --strip, or take the blanks out of the file.",
                 )
-            near = nearest_of(column, found, SIMILAR)
             head = column.partition(".")[0]
             if head != column and head in found:
-                action = f"only --source reads fields inside {head!r}: {NAME_COLUMNS}"
+                raise Misfit(
+                    f"no column {column!r}; only --source reads fields inside {head!r}",
+                    f"{NAME_COLUMNS}.",
+                )
+            near = nearest_of(column, found, SIMILAR)
             raise Misfit(f"no column {column!r}{near}", f"{action}.")
         if found.count(column) > 1:
             raise Misfit(
