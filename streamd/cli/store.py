@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from streamd.cli.options import ConfigOption, DataOption, err, out, settings_of
-from streamd.cli.table_output import counted
+from streamd.cli.table_output import count_noun
 from streamd.errors import SettingsError, StreamdError
 from streamd.settings.loading import Settings
 from streamd.telemetry.progress import ProgressLine
@@ -109,7 +109,7 @@ def backup(
     if keep:
         # Only after the upload: a failed one must not cost an older backup.
         manifests, objects = remove_unneeded(store, keep)
-        text += f"; {counted(manifests, 'manifest')} and {counted(objects, 'object')} removed"
+        text += f"; {count_noun(manifests, 'manifest')} and {count_noun(objects, 'object')} removed"
     out.print(text, markup=False, soft_wrap=True)
 
 

@@ -68,8 +68,8 @@ def print_lines(console: Console, lines: Iterable[str]) -> None:
         console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
 
 
-def counted(number: int, noun: str) -> str:
-    """A number and what it counts: "1 key", "2 keys"."""
+def count_noun(number: int, noun: str) -> str:
+    """A number with its noun: "1 key", "2 keys"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 

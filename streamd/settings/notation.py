@@ -15,6 +15,7 @@ def as_written(value: Any) -> str:
 def read_written(text: str) -> Any:
     """Read the value of a text by `as_written`, or of Python's notation, which reports of earlier
     releases have. Returns: text that is neither as it is."""
+    # Text without quotes is neither JSON nor Python.
     try:
         return json.loads(text)
     except ValueError:

@@ -167,21 +167,21 @@ def _differing(settings: Sequence[Mapping[str, str]]) -> list[list[str]]:
 
 def _shown_parts(parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """For each run, the first parts that differ between runs, as text of bounded length."""
-    places = dict.fromkeys(place for of_run in parts for place in of_run)
-    texts = [{at: as_written(of_run.get(at, ABSENT)) for at in places} for of_run in parts]
-    differ = [at for at in places if len({of_run[at] for of_run in texts}) > 1]
+    paths = dict.fromkeys(path for of_run in parts for path in of_run)
+    texts = [{at: as_written(of_run.get(at, ABSENT)) for at in paths} for of_run in parts]
+    differ = [at for at in paths if len({of_run[at] for of_run in texts}) > 1]
     more = ["..."] if len(differ) > MAX_PARTS else []
     return [[*(f"{at}={_cut(of_run[at])}" for at in differ[:MAX_PARTS]), *more] for of_run in texts]
 
 
-def _parts(place: str, value: Any) -> dict[str, Any]:
-    """The single values in a list or mapping, by their places in it."""
+def _parts(path: str, value: Any) -> dict[str, Any]:
+    """The single values in a list or mapping, by their paths in it."""
     if isinstance(value, dict) and value:
-        inner = [_parts(f"{place}.{key}", one) for key, one in value.items()]
+        inner = [_parts(f"{path}.{key}", one) for key, one in value.items()]
     elif isinstance(value, list | tuple) and value:
-        inner = [_parts(f"{place}[{at}]", one) for at, one in enumerate(value)]
+        inner = [_parts(f"{path}[{at}]", one) for at, one in enumerate(value)]
     else:
-        return {place: value}
+        return {path: value}
     return {at: one for parts in inner for at, one in parts.items()}
 
 

@@ -155,13 +155,13 @@ def _first_error(errors: Sequence[Any], model: Any) -> str:
     return f"{named}: {message}"
 
 
-def unknown_name(what: str, name: str, known: list[str]) -> str:
-    """The message about a name that does not exist. what: "field" or "parameter". known: the
+def unknown_name(kind: str, name: str, known: list[str]) -> str:
+    """The message about a name that does not exist. kind: "field" or "parameter". known: the
     existing names."""
     close = difflib.get_close_matches(name, known, 1, 0.5)
     if close:
-        return f"no such {what}; did you mean {close[0]!r}?"
-    return f"no such {what}; there are {', '.join(known)}" if known else f"no such {what}"
+        return f"no such {kind}; did you mean {close[0]!r}?"
+    return f"no such {kind}; there are {', '.join(known)}" if known else f"no such {kind}"
 
 
 def _fields_at(model: Any, path: Sequence[str | int]) -> list[str]:
