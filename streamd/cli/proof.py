@@ -6,6 +6,7 @@ from itertools import chain
 
 from streamd.cli.options import err
 from streamd.events import Key
+from streamd.number_texts import counted, times
 from streamd.settings.loading import Settings
 from streamd.store.changelog import changelog_topic, models_topic
 from streamd.store.deleted_keys import DeletedSearch, Found, KafkaTopic
@@ -50,15 +51,17 @@ def prove_erasure(
 
     done = by_bytes.searched
     summary = (
-        f"{len(texts):,} keys looked up in {typed.nodes:,} rows of the key table, "
-        f"{typed.letters:,} dead letters and {typed.tables:,} key tables of the store"
+        f"{counted(len(texts), 'key')} looked up in {counted(typed.nodes, 'row')} of the key "
+        f"table, {counted(typed.letters, 'dead letter')} and {counted(typed.tables, 'key table')} "
+        "of the store"
     )
     if long:
         summary += (
-            f", and the bytes of {len(long):,} in {done.files:,} files, {done.objects:,} objects "
-            f"and {done.records:,} records, {done.num_bytes:,} bytes"
+            f", and the bytes of {len(long):,} in {counted(done.files, 'file')}, "
+            f"{counted(done.objects, 'object')} and {counted(done.records, 'record')}, "
+            f"{counted(done.num_bytes, 'byte')}"
         )
-    return len(found), f"{summary}: found {len(found):,} times"
+    return len(found), f"{summary}: found {times(len(found))}"
 
 
 def _find_by_type(

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from streamd.cli.options import ConfigOption, DataOption, err, out, settings_of
-from streamd.cli.table_output import count_noun
 from streamd.errors import SettingsError, StreamdError
+from streamd.number_texts import counted
 from streamd.settings.loading import Settings
 from streamd.telemetry.progress import ProgressLine
 
@@ -103,13 +103,14 @@ def backup(
     with ProgressLine(err, f"backing up to {store.shown}", "bytes") as line:
         done = upload(settings.data_dir, store, line.at)
     text = (
-        f"{done.manifest.name} written: commit {done.manifest.seq:,}, {done.objects:,} objects "
-        f"and {done.num_bytes:,} bytes sent, the rest was there"
+        f"{done.manifest.name} written: commit {done.manifest.seq:,}, "
+        f"{counted(done.objects, 'object')} and {counted(done.num_bytes, 'byte')} sent, the rest "
+        "was there"
     )
     if keep:
         # Only after the upload: a failed one must not cost an older backup.
         manifests, objects = remove_unneeded(store, keep)
-        text += f"; {count_noun(manifests, 'manifest')} and {count_noun(objects, 'object')} removed"
+        text += f"; {counted(manifests, 'manifest')} and {counted(objects, 'object')} removed"
     out.print(text, markup=False, soft_wrap=True)
 
 
@@ -165,7 +166,7 @@ def restore(
         make(store, manifest, settings.data_dir, line.at, damage)
     out.print(
         f"{settings.data_dir} restored to commit {manifest.seq:,}: {len(manifest.files):,} files, "
-        f"{len(manifest.versions):,} version{'' if len(manifest.versions) == 1 else 's'}; "
+        f"{counted(len(manifest.versions), 'version')}; "
         "every checksum holds",
         markup=False,
         soft_wrap=True,

@@ -68,11 +68,6 @@ def print_lines(console: Console, lines: Iterable[str]) -> None:
         console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
 
 
-def count_noun(number: int, noun: str) -> str:
-    """A number with its noun: "1 key", "2 keys"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     padded = (set_cell_size(cell, width) for cell, width in zip(cells, widths, strict=False))
     return " " + "  ".join(padded)

@@ -19,6 +19,7 @@ from streamd.evaluation.regimes import DAY_US, LEARNED, Regimes, RegimeWindow, b
 from streamd.eventlog.reader import LogReader
 from streamd.graph.label_history import LAST_LABELS
 from streamd.graph.negatives import NUM_SCORED
+from streamd.number_texts import counted
 from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import Measures
 from streamd.windows import Window, is_mostly_late, recorded_windows
@@ -320,11 +321,6 @@ def cells(mean: Measures, measures: Sequence[str] = MEASURES) -> list[str]:
 def stale_title(age: int | None) -> str:
     """Name in tables of the live model with facts of an age."""
     return f"live, facts {age_text(age)} old"
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun, as "1 window" or "1,200 windows"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _by_set(

@@ -3,7 +3,8 @@ against nightly, and the causes of its lead."""
 
 from collections.abc import Mapping
 
-from streamd.evaluation.backtest import RULES, TITLES, Result, counted
+from streamd.evaluation.backtest import RULES, TITLES, Result
+from streamd.number_texts import counted
 from streamd.windows.intervals import MIN_WINDOWS, Difference
 
 GIVE_MORE = f"it takes {MIN_WINDOWS}, so give more events or a smaller windows.width_seconds"

@@ -1,9 +1,10 @@
 """Searches for the bytes of deleted keys in everything that streamd writes: the data directory,
 every object of the store, and every record of the topics that replicate a log."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -11,6 +12,7 @@ from streamd.errors import KafkaError, SettingsError, StoreError
 from streamd.ingest.kafka.client import make_consumer
 from streamd.settings.loading import KafkaSettings
 from streamd.store import manifests
+from streamd.store.key_bounds import CONTEXT_BYTES
 from streamd.store.objects import Store
 from streamd.store.search import CHUNK_BYTES, KeySearch
 
@@ -91,6 +93,7 @@ class DeletedSearch:
     ) -> None:
         """progress: called with (part of the work, done, in all, unit)."""
         self.search = KeySearch(keys)
+        self._most = CONTEXT_BYTES + self.search.longest
         self.searched = Searched()
         self._part = ""
         self._begun_at = self._total = 0
@@ -114,53 +117,78 @@ class DeletedSearch:
                 self.searched.files += 1
 
     def in_store(self, store: Store) -> Iterator[Found]:
-        """Search every object of a store, also those that no manifest names, and the borders of
-        objects within a file. Raises: StoreError."""
+        """Search every object of a store, also those that no manifest names, and across the
+        borders of objects within a file. Raises: StoreError."""
         sizes = store.sizes("")
         self._begin(f"searching {store.shown}", sum(sizes.values()))
+        borders = _borders(store, sizes)
+        lefts = _neighbours((right, left) for left, right in borders)
+        rights = _neighbours(borders)
         for name, size in sorted(sizes.items()):
+            found: dict[int, Found] = {}
             try:
-                yield from self._in(f"{name} in {store.shown}", _chunks(store, name, size))
+                # Files of several manifests may have an object: only its ends are read again then.
+                around = zip_longest(lefts.get(name, [""]), rights.get(name, [""]), fillvalue="")
+                for number, (left, right) in enumerate(around):
+                    ends = [(0, min(size, 2 * self._most)), (max(0, size - 2 * self._most), size)]
+                    for part in ends if number else [(0, size)]:
+                        for one in self._in_part(store, sizes, (left, name, right), part):
+                            found.setdefault(one.key, one)
             except StoreError:
                 # The archive may have removed it since it was listed.
                 if name in store.sizes(name.rpartition("/")[0]):
                     raise
                 continue
+            yield from found.values()
             self.searched.objects += 1
-        for name in manifests.names(store):
-            yield from self._at_borders(store, name)
 
-    def _at_borders(self, store: Store, name: str) -> Iterator[Found]:
-        """Search across the border of two objects of a file: a key may be split over both."""
-        try:
-            files = manifests.read(store, name).files
-        except StoreError:
-            if name in manifests.names(store):
-                raise
-            return
-        most = self.search.longest - 1
-        for file in files:
-            pieces = [piece for piece in file.pieces if len(piece.extents) == 1]
-            for left, right in zip(pieces, pieces[1:], strict=False):
-                offset, length = left.extents[0]
-                if offset + length == right.extents[0][0] and most:
-                    end = store.get_range(left.object, max(0, left.size - most), left.size)
-                    begin = store.get_range(right.object, 0, most)
-                    where = f"{file.path} at the border of {left.object} and {right.object}"
-                    yield from self._in(f"{where} in {store.shown}", [end + begin])
+    def _in_part(
+        self,
+        store: Store,
+        sizes: Mapping[str, int],
+        names: tuple[str, str, str],
+        part: tuple[int, int],
+    ) -> Iterator[Found]:
+        """Search a part of an object, with the bytes before and after it: a key may be split over
+        two objects.
+
+        names: of the object before it in a file, "" for none, of itself, and of the one after it.
+        """
+        left, name, right = names
+        begin, end = part
+        if begin:
+            before = store.get_range(name, max(0, begin - self._most), begin)
+        else:
+            before = _range(store, sizes, left, -self._most)
+        if end < sizes[name]:
+            after = store.get_range(name, end, min(sizes[name], end + self._most))
+        else:
+            after = _range(store, sizes, right, self._most)
+        for key, at in self._find(_chunks(store, name, begin, end), before, after).items():
+            if begin + at >= 0:
+                yield Found(f"{name} in {store.shown}", begin + at, key)
+            else:
+                border = f"the bytes at the border of {left} and {name} in {store.shown}"
+                yield Found(border, len(before) + at, key)
 
     def in_topic(self, topic: Topic) -> Iterator[Found]:
         """Search every record of a topic: value, key and headers. Raises: KafkaError."""
         self._begin("", 0)
-        kept = b""
-        for number, record in enumerate(topic.records()):
+        before = b""
+        following: Iterator[TopicRecord | None] = chain(topic.records(), [None])
+        for number, (record, later) in enumerate(pairwise(following)):
+            assert record is not None
             self._progress(f"searching {topic.name}", number, topic.num_records, "records")
             where = f"{topic.name} at offset {record.offset}"
             for text in record.texts:
                 yield from self._in(where, [text])
-            data = (kept if record.goes_on else b"") + record.value
-            yield from self._in(where, [data], skipped=len(data) - len(record.value))
-            kept = data[-(self.search.longest - 1) :] if self.search.longest > 1 else b""
+
+            # The value may begin or end amid a key.
+            before = before if record.goes_on else b""
+            after = later.value[: self._most] if later is not None and later.goes_on else b""
+            for key, at in self._find([record.value], before, after).items():
+                yield Found(where, max(0, at), key)
+            before = (before + record.value)[-self._most :]
             self.searched.records += 1
 
     def _begin(self, part: str, num_bytes: int) -> None:
@@ -169,9 +197,15 @@ class DeletedSearch:
         self._begun_at = self.searched.num_bytes
         self._total = num_bytes
 
-    def _in(self, where: str, chunks: Iterable[bytes], skipped: int = 0) -> Iterator[Found]:
-        """Search a stream of bytes. Its first `skipped` bytes repeat the end of an earlier
-        stream."""
+    def _in(self, where: str, chunks: Iterable[bytes]) -> Iterator[Found]:
+        """Search a stream of bytes."""
+        for key, at in self._find(chunks).items():
+            yield Found(where, at, key)
+
+    def _find(
+        self, chunks: Iterable[bytes], before: bytes = b"", after: bytes = b""
+    ) -> dict[int, int]:
+        """As `KeySearch.find_in`, with progress."""
 
         def counted() -> Iterator[bytes]:
             for chunk in chunks:
@@ -181,8 +215,7 @@ class DeletedSearch:
                     done = self.searched.num_bytes - self._begun_at
                     self._progress(self._part, done, self._total, "bytes")
 
-        for key, at in self.search.find_in(counted()).items():
-            yield Found(where, max(0, at - skipped), key)
+        return self.search.find_in(counted(), before, after)
 
 
 def _files(folder: Path, skipped: Path | None) -> Iterator[Path]:
@@ -194,9 +227,50 @@ def _files(folder: Path, skipped: Path | None) -> Iterator[Path]:
             yield path
 
 
-def _chunks(store: Store, name: str, size: int) -> Iterator[bytes]:
-    for begin in range(0, size, CHUNK_BYTES):
-        yield store.get_range(name, begin, min(size, begin + CHUNK_BYTES))
+def _borders(store: Store, sizes: Mapping[str, int]) -> set[tuple[str, str]]:
+    """The pairs of objects that follow one another in a file of any manifest. Raises:
+    StoreError."""
+    found = set()
+    for name in manifests.names(store):
+        try:
+            files = manifests.read(store, name).files
+        except StoreError:
+            # The archive may have removed it since it was listed.
+            if name in manifests.names(store):
+                raise
+            continue
+        for file in files:
+            pieces = [piece for piece in file.pieces if len(piece.extents) == 1]
+            for left, right in pairwise(pieces):
+                offset, length = left.extents[0]
+                are_stored = left.object in sizes and right.object in sizes
+                if are_stored and offset + length == right.extents[0][0]:
+                    found.add((left.object, right.object))
+    return found
+
+
+def _neighbours(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """For each first object of some pairs its second ones."""
+    found: dict[str, list[str]] = {}
+    for one, other in sorted(pairs):
+        found.setdefault(one, []).append(other)
+    return found
+
+
+def _range(store: Store, sizes: Mapping[str, int], name: str, num_bytes: int) -> bytes:
+    """The first bytes of an object, or the last ones if the number is negative; none without a
+    name."""
+    if not name:
+        return b""
+    size = sizes[name]
+    if num_bytes < 0:
+        return store.get_range(name, max(0, size + num_bytes), size)
+    return store.get_range(name, 0, min(size, num_bytes))
+
+
+def _chunks(store: Store, name: str, begin: int, end: int) -> Iterator[bytes]:
+    for at in range(begin, end, CHUNK_BYTES):
+        yield store.get_range(name, at, min(end, at + CHUNK_BYTES))
 
 
 class KafkaTopic:

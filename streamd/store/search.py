@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamd.store.key_bounds import CONTEXT_BYTES, is_whole
+
 CHUNK_BYTES = 1 << 22
 """Bytes searched at once, 4 MiB: a disk reads them in some milliseconds."""
 SHORT_BYTES = 6
@@ -56,35 +58,63 @@ class KeySearch:
         most = min(longer, default=1 << 62)
         return [form for form in self._forms if window <= len(form) < most]
 
-    def find(self, data: bytes) -> Iterator[tuple[int, int]]:
-        """Yield (number of a key, offset of its first occurrence), each key once."""
+    def find(
+        self, data: bytes, decided: int = 0, end: int | None = None
+    ) -> Iterator[tuple[int, int]]:
+        """Yield (number of a key, offset of its first occurrence), each key once. A part of a
+        longer text is no occurrence (`streamd.store.key_bounds`).
+
+        decided, end: occurrences that end in (decided, end] count; the other bytes are context.
+        """
+        last = len(data) if end is None else end
         found: dict[int, int] = {}
-        for form in self._single:
-            at = data.find(form)
-            if at >= 0:
-                _note(found, self._forms[form], at)
-        for table in self._tables:
-            for form, at in table.find(data):
-                _note(found, self._forms[form], at)
+        for form, at in self._occurrences(data):
+            number, after = self._forms[form], at + len(form)
+            is_earlier = at < found.get(number, last)
+            if is_earlier and decided < after <= last and is_whole(data, at, after):
+                found[number] = at
         yield from sorted(found.items())
 
-    def find_in(self, pieces: Iterable[bytes]) -> dict[int, int]:
-        """Find keys in a stream of pieces, across their borders too. Returns: number of a key ->
-        offset of its first occurrence in the stream."""
+    def _occurrences(self, data: bytes) -> Iterator[tuple[bytes, int]]:
+        """Yield (form, offset) of each place with the bytes of a form, perhaps several times."""
+        for form in self._single:
+            at = data.find(form)
+            while at >= 0:
+                yield form, at
+                at = data.find(form, at + 1)
+        for table in self._tables:
+            yield from table.find(data)
+
+    def find_in(
+        self, pieces: Iterable[bytes], before: bytes = b"", after: bytes = b""
+    ) -> dict[int, int]:
+        """Find keys in a stream of pieces, across their borders too.
+
+        before, after: the bytes next to the stream. An occurrence that ends in the stream counts.
+        Returns: number of a key -> offset of its first occurrence in the stream, negative if it
+        begins in `before`.
+        """
         found: dict[int, int] = {}
-        kept = b""
-        at = 0
+        data = before
+        decided = len(before)
+        start = -len(before)
         for piece in pieces:
-            data = kept + piece
-            for number, place in self.find(data):
-                _note(found, number, at - len(kept) + place)
-            at += len(piece)
-            kept = data[-(self.longest - 1) :] if self.longest > 1 else b""
+            data += piece
+            # Later bytes may show that an occurrence is a part of a longer text.
+            end = len(data) - CONTEXT_BYTES
+            if end < decided + CONTEXT_BYTES:
+                continue
+            self._add(found, data, decided, end, start)
+            cut = max(0, end - CONTEXT_BYTES - self.longest)
+            start += cut
+            data, decided = data[cut:], end - cut
+        self._add(found, data + after, decided, len(data), start)
         return found
 
-
-def _note(found: dict[int, int], number: int, at: int) -> None:
-    found[number] = min(found.get(number, at), at)
+    def _add(self, found: dict[int, int], data: bytes, decided: int, end: int, start: int) -> None:
+        """Add the occurrences that end in (decided, end] of `data`, which begins at `start`."""
+        for number, at in self.find(data, decided, end):
+            found[number] = min(found.get(number, start + at), start + at)
 
 
 class _Table:

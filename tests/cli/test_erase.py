@@ -249,6 +249,6 @@ def test_without_ingest_nothing_is_sent_and_keys_that_the_log_lacks_are_looked_f
     done = run(s, "n:3", "nobody")
     assert done.exit_code == 2 and "holds no key nobody" in done.stderr
     done = run(s, "nobody")
-    assert done.exit_code == 0 and "nothing was deleted" in done.stdout and "1 keys looked up in 35 rows of the key table" in done.stdout
+    assert done.exit_code == 0 and "nothing was deleted" in done.stdout and "1 key looked up in 35 rows of the key table" in done.stdout
     with pytest.raises(StreamdError, match="holds no log"):
         Erasure.open(tmp_path / "none", [])

@@ -13,7 +13,7 @@ import streamd
 from streamd.settings.loading import ModelName
 
 ROOT = Path(streamd.__file__).parent
-GROUND = {"init_process", "errors", "clock", "iso_times", "events", "schema", "schema_change", "storage", "tensors", "processes", "roles"}
+GROUND = {"init_process", "errors", "clock", "iso_times", "number_texts", "events", "schema", "schema_change", "storage", "tensors", "processes", "roles"}
 """The modules directly in `streamd/`: types and system calls that all rooms use."""
 SHARED = GROUND | {"settings", "telemetry"}
 ROOMS = ("eventlog", "graph", "ranks", "gpu", "decode", "ingest", "windows", "registry", "models", "serving", "store", "scoring", "training",

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from streamd.evaluation.backtest import COLUMNS, TITLES, Result, age_text, counted
+from streamd.evaluation.backtest import COLUMNS, TITLES, Result, age_text
 from streamd.evaluation.compared import means
 from streamd.evaluation.grid import COLUMNS as GRID_COLUMNS
 from streamd.evaluation.grid import GridResult
 from streamd.evaluation.verdict import verdict_of
 from streamd.graph.negatives import NUM_SCORED
+from streamd.number_texts import counted
 from streamd.windows.intervals import Difference
 from streamd.windows.means import ALL, KNOWN
 from streamd.windows.novelty import recurrence
