@@ -46,6 +46,15 @@ class StreamdError(Exception):
         if message.endswith("?."):
             message = message[:-1]
         super().__init__(f"{message} Operator action: {action}" if action else message)
+        self.problem = message
+        """The message without the action."""
+
+
+def reason_of(error: BaseException) -> str:
+    """The text of an error as the reason in another one's message, which has its own full stop and
+    its own action."""
+    text = error.problem if isinstance(error, StreamdError) else str(error)
+    return text.rstrip(".")
 
 
 class SettingsError(StreamdError):

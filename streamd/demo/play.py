@@ -7,6 +7,7 @@ It ends every process that it starts.
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -86,8 +87,7 @@ def play(
                 f"{data_dir} already has an event log.", "name a new folder with --data-dir."
             )
         data_dir.mkdir(parents=True, exist_ok=True)
-        broker = find_broker(bootstrap_servers, data_dir / "kafka")
-        stack.callback(broker.close)
+        broker = _start_broker(bootstrap_servers, stack)
         console.print(
             f"[bold]streamd demo[/bold]: {title_of(stream, days)}\nBroker: {broker.note}",
             highlight=False,
@@ -113,6 +113,17 @@ def play(
             tail = (data_dir / "daemon.log").read_text(errors="replace")[-3000:]
             console.print(f"The end of daemon.log:\n{tail}", markup=False, highlight=False)
             raise
+
+
+def _start_broker(bootstrap_servers: str | None, stack: contextlib.ExitStack) -> Broker:
+    """Find or start a broker, which ends with the stack."""
+    # Not in the data directory: a search for erased keys reads all of it, and records in Kafka go
+    # by their retention. The folder stays if no broker starts, since the error names a file in it.
+    folder = Path(tempfile.mkdtemp(prefix="streamd-demo-kafka-"))
+    broker = find_broker(bootstrap_servers, folder)
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    stack.callback(broker.close)
+    return broker
 
 
 def title_of(stream: DemoStream, days: int | None) -> str:

@@ -154,6 +154,7 @@ class DeletedSearch:
 
         names: of the object before it in a file, "" for none, of itself, and of the one after it.
         """
+        # The bytes next to the part are in this object, or in its neighbour.
         left, name, right = names
         begin, end = part
         if begin:

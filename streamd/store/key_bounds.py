@@ -18,12 +18,12 @@ CHARACTER_BYTES = 12
 CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 ESCAPED_BEFORE = re.compile(rb"\\(?:[bfnrt]|((?:u[Dd][89AaBb][0-9A-Fa-f]{2}\\)?u[0-9A-Fa-f]{4}))\Z")
 ESCAPED_AFTER = re.compile(rb"\\((?:u[Dd][89AaBb][0-9A-Fa-f]{2}\\)?u[0-9A-Fa-f]{4})")
-"""JSON's escapes, with the numbers of a character that they stand for."""
+"""JSON's escapes, with the code units of the character."""
 _length_at = struct.Struct("<I").unpack_from
 
 
 def is_whole(data: bytes, begin: int, end: int) -> bool:
-    """Whether `data[begin:end]`, the bytes of a key, are the whole text of that place.
+    """Whether `data[begin:end]`, the bytes of a key, are a whole text.
 
     In a row of the file of keys the row's length decides. In any other text a letter, digit or
     underscore directly before or after the bytes makes them a part of a longer text, also if it is

@@ -76,7 +76,7 @@ class KeySearch:
         yield from sorted(found.items())
 
     def _occurrences(self, data: bytes) -> Iterator[tuple[bytes, int]]:
-        """Yield (form, offset) of each place with the bytes of a form, perhaps several times."""
+        """Yield (form, offset) wherever the bytes of a form are, perhaps several times."""
         for form in self._single:
             at = data.find(form)
             while at >= 0:

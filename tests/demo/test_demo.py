@@ -82,6 +82,26 @@ def test_every_record_of_the_demo_becomes_the_event_it_was_made_of(name):
     assert told[0] == told[1] and len(told[0]) == len(events)
 
 
+def test_the_broker_of_the_demo_lies_outside_the_data_directory_and_leaves_nothing(tmp_path, monkeypatch):
+    """A search for erased keys reads all files of the data directory."""
+    folders = []
+
+    def refuse(topic, partitions):
+        folders[0].joinpath("log").write_bytes(b"user:34")
+        raise DemoError("no topic")
+
+    def find_broker(servers, folder):
+        folders.append(folder)
+        return SimpleNamespace(create_topic=refuse, close=lambda: None, note="a broker", bootstrap_servers="b:1", client={})
+
+    monkeypatch.setattr(play, "find_broker", find_broker)
+    with pytest.raises(DemoError, match="no topic"):
+        play.play("wikipedia", "max", True, 1, False, None, 0, tmp_path / "data")
+    folder, = folders
+    assert not folder.is_relative_to(tmp_path) and not folder.exists()
+    assert [path.name for path in tmp_path.rglob("*")] == ["data"]
+
+
 @pytest.fixture(params=["stand-in", pytest.param("Apache Kafka", marks=pytest.mark.kafka)])
 def broker(request):
     if request.param == "Apache Kafka":

@@ -10,7 +10,7 @@ from kafka.errors import KafkaTimeoutError
 
 import streamd
 from streamd.demo import player
-from streamd.errors import KafkaError
+from streamd.errors import KafkaError, SilentBrokerError
 from streamd.exchange.produce import Outgoing, check_topic, send_events
 from streamd.ingest import delete_events
 from streamd.ingest.dead_letters.sinks import make_dead_letters
@@ -98,6 +98,22 @@ def test_no_option_of_the_client_lets_a_broker_make_one_of_a_logs_own_topics(mad
 
 def test_a_request_with_events_waits_no_longer_for_a_missing_topic_than_for_an_acknowledgement(made):
     assert made("server/http/event_forwarding.py")["max_block_ms"] == ACKNOWLEDGED_SECONDS * 1000
+
+
+@pytest.mark.parametrize("why", [
+    SilentBrokerError("No broker answers at b:9092: connection refused.", "check kafka.bootstrap_servers."), KafkaTimeoutError("No broker answers at b:9092: connection refused.")])
+def test_events_that_no_broker_takes_are_refused_with_one_full_stop_and_the_action_of_the_sender(tmp_path, monkeypatch, why):
+    forwarder = Forwarder(settings(tmp_path).kafka, (), print)
+
+    def refuse():
+        raise why
+
+    monkeypatch.setattr(forwarder, "open_producer", refuse)
+    with pytest.raises(KafkaError) as refused:
+        forwarder.produce([(b"u", b"{}")])
+    text = str(refused.value)
+    assert text.startswith("Kafka did not acknowledge the events: ") and "connection refused. Operator action: send them again" in text
+    assert text.count("Operator action") == 1 and ".." not in text
 
 
 def test_the_table_has_every_producer():

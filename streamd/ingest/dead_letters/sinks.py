@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Protocol
 
 import msgspec
 
-from streamd.errors import DiskError, KafkaError
+from streamd.errors import DiskError, KafkaError, reason_of
 from streamd.events import Key
 from streamd.ingest.dead_letters.search import SoughtKeys
 from streamd.settings.loading import Settings
@@ -325,7 +325,7 @@ class TopicDeadLetters:
             raise
         except Exception as error:  # noqa: BLE001 - any error means not acknowledged
             raise KafkaError(
-                f"Topic {self._topic} did not acknowledge a dead letter: {error}.",
+                f"Topic {self._topic} did not acknowledge a dead letter: {reason_of(error)}.",
                 "check the topic and its permissions; ingest resumes from the last commit.",
             ) from error
 

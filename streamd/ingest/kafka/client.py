@@ -15,7 +15,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError as ClientError
 from kafka.errors import SaslAuthenticationFailedError
 
-from streamd.errors import KafkaError, SettingsError, SilentBrokerError
+from streamd.errors import KafkaError, SettingsError, SilentBrokerError, reason_of
 from streamd.ingest.kafka.fresh_secrets import client_of
 from streamd.ingest.kafka.listener import find_rejection, refused_login, why_silent
 from streamd.ingest.kafka.safe_records import make_reading_safe
@@ -284,7 +284,8 @@ def settle(producer: Any, pending: list[Any]) -> None:
             future.get(timeout=60)
         except Exception as error:  # noqa: BLE001 - any error means not acknowledged
             raise KafkaError(
-                f"Kafka did not acknowledge a record: {error}.", "check the broker and the topic."
+                f"Kafka did not acknowledge a record: {reason_of(error)}.",
+                "check the broker and the topic.",
             ) from error
     pending.clear()
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from kafka import TopicPartition
 from kafka.errors import KafkaError as ClientError
 
-from streamd.errors import KafkaError
+from streamd.errors import KafkaError, reason_of
 from streamd.ingest.kafka.client import OWN_TOPIC, make_admin, make_consumer, make_producer
 from streamd.replica.changelog.topics import ensure_topic, find_topic
 from streamd.settings.loading import KafkaSettings
@@ -116,7 +116,7 @@ class KafkaModelsTopic:
             # Its unsent records must not arrive after later decisions.
             self._drop_producer()
             raise KafkaError(
-                f"Topic {self._partition.topic} did not acknowledge a record: {error}.",
+                f"Topic {self._partition.topic} did not acknowledge a record: {reason_of(error)}.",
                 "check the broker.",
             ) from None
 

@@ -14,7 +14,7 @@ import numpy as np
 from streamd.clock import SystemClock
 from streamd.decode.decoder import Decoder, first_events
 from streamd.decode.sources.formats import JSON_FORMATS
-from streamd.errors import BadEvent, KafkaError
+from streamd.errors import BadEvent, KafkaError, reason_of
 from streamd.settings.loading import KafkaSettings
 from streamd.settings.sources import SourceSettings
 from streamd.telemetry.spans import current
@@ -122,7 +122,7 @@ class Forwarder:
             return [(m.partition, m.offset) for m in (f.get(timeout) for f in sent)]
         except Exception as error:  # noqa: BLE001 - whatever the client raises, the events are not acknowledged
             raise KafkaError(
-                f"Kafka did not acknowledge the events: {error}.",
+                f"Kafka did not acknowledge the events: {reason_of(error)}.",
                 "send them again; some may be in the topic already.",
             ) from error
 
