@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kafka import KafkaAdminClient
+from kafka.errors import KafkaError as ClientError
 from kafka.errors import TopicAlreadyExistsError
 
 from streamd.errors import DemoError
+from streamd.ingest.kafka.listener import why_silent
 from streamd.processes import end_with_parent
 
 READY = "Kafka Server started"
@@ -45,8 +47,15 @@ def free_port() -> int:
 
 
 def create_topic(bootstrap_servers: str, topic: str, partitions: int) -> None:
-    """Create a topic; an existing topic is left unchanged."""
-    admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers.split(","))
+    """Create a topic; an existing topic is left unchanged. Raises: DemoError without a broker."""
+    try:
+        admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers.split(","))
+    except ClientError as error:
+        why = why_silent(bootstrap_servers, {}) or error
+        raise DemoError(
+            f"No broker answers at {bootstrap_servers}: {why}.",
+            "start it, or correct --bootstrap-servers.",
+        ) from None
     try:
         with contextlib.suppress(TopicAlreadyExistsError):
             admin.create_topics({topic: {"num_partitions": partitions}}, wait_for_metadata=True)

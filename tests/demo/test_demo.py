@@ -7,6 +7,7 @@ import json
 import re
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +18,7 @@ from rich.console import Console
 from streamd.clock import SystemClock
 from streamd.decode.decoder import make_decoder
 from streamd.demo import play
+from streamd.demo.broker import find_broker, free_port
 from streamd.demo.days_table import COLUMNS, Row, render, rows
 from streamd.demo.player import MAX_WINDOWS_IN_FLIGHT, Player
 from streamd.demo.role_reader import display, reason_to_wait
@@ -340,3 +342,9 @@ def test_a_window_without_scores_has_no_row():
                           promoted=False, reason="", scores={}, loss=None, seconds={}, finished_at=0.0)
     twin = RegimeWindow(window=Window(0, 10, 0, 5), num_scored=0, num_known=0, scores={}, seconds={})
     assert rows([record], [twin], 0, 5) == []
+
+
+def test_a_given_broker_that_does_not_answer_is_named_in_one_error():
+    broker = find_broker(f"127.0.0.1:{free_port()}", Path("unused"))
+    with pytest.raises(DemoError, match="No broker answers at 127.0.0.1:.*: connection refused.*--bootstrap-servers"):
+        broker.create_topic("events", 1)

@@ -157,9 +157,9 @@ def test_what_cannot_be_told_is_null_in_json():
 
 
 def test_a_form_is_asked_for_or_told_by_the_name_of_the_file(tmp_path):
-    assert [form_of("", tmp_path / n) for n in ("a.md", "a.json", "a.html", "a.txt")] == ["md", "json", "html", "html"]
+    assert [form_of("", tmp_path / n) for n in ("a.md", "a.json", "a.html", "a")] == ["md", "json", "html", "html"]
     assert form_of("md", tmp_path / "a.html") == "md" and form_of("json", None) == "json" and form_of("", None) == ""
-    for form, path in (("pdf", None), ("html", None)):
+    for form, path in (("pdf", None), ("html", None), ("", tmp_path / "a.pdf")):
         with pytest.raises(SettingsError):
             form_of(form, path)
 

@@ -22,7 +22,7 @@ def form_of(asked: str, path: Path | None) -> str:
     asked: the value of `--format`, empty if it is not given. path: the report's file, None for
     stdout.
 
-    Raises: SettingsError for an unknown format, or for a page on stdout.
+    Raises: SettingsError for an unknown format or ending, or for a page on stdout.
     """
     if asked and asked not in FORMS:
         raise SettingsError(f"--format {asked!r} is unknown.", f"choose one of {', '.join(FORMS)}.")
@@ -33,8 +33,13 @@ def form_of(asked: str, path: Path | None) -> str:
             )
         return asked
     # `--format` overrides the file's name.
-    by_name = path.suffix.removeprefix(".")
-    return asked or (by_name if by_name in FORMS else "html")
+    by_name = path.suffix.removeprefix(".") or "html"
+    if not asked and by_name not in FORMS:
+        raise SettingsError(
+            f"--report {path} has an ending of no format.",
+            f"end it with .{', .'.join(FORMS)}, or add --format.",
+        )
+    return asked or by_name
 
 
 def report_text(report: Report, form: str) -> str:
