@@ -1,7 +1,7 @@
 """Numbers with their nouns, as people read them."""
 
 
-def with_noun(number: int, noun: str) -> str:
+def count_noun(number: int, noun: str) -> str:
     """A number with its noun, as "1 window" or "1,200 windows"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 

@@ -9,7 +9,7 @@ from streamd.cli.proof import print_finding, prove_erasure
 from streamd.errors import SettingsError, StreamdError
 from streamd.events import Key
 from streamd.ingest.delete_events import SentDelete, send_deletes, topic_for_deletes
-from streamd.number_texts import with_noun
+from streamd.number_texts import count_noun
 from streamd.schema import Schema
 from streamd.settings.loading import Settings
 from streamd.store.deleted_keys import read_keys
@@ -133,7 +133,7 @@ def _wait_for_deletes(
         is_refused = any(map(erasure.is_read, missing)) and live == set(erasure.live())
         if is_refused or time.monotonic() >= deadline:
             raise StreamdError(
-                f"The log lacks {len(live):,} of {with_noun(len(sent), 'delete')}: "
+                f"The log lacks {len(live):,} of {count_noun(len(sent), 'delete')}: "
                 f"{erasure.wait_reason(missing, role)}.",
                 "correct that, then run this command again; before, it would send a second delete.",
             )

@@ -14,7 +14,7 @@ from streamd.errors import SettingsError, StreamdError
 from streamd.eventlog.reader import LogReader
 from streamd.exchange.importing import import_file
 from streamd.exchange.tables import Columns
-from streamd.number_texts import with_noun
+from streamd.number_texts import count_noun
 from streamd.settings.loading import Settings
 from streamd.tensors import unpack
 from streamd.windows.history import ONE_DESTINATION
@@ -105,7 +105,7 @@ def backtest_file(
 
     # Make the tables and the verdict for the terminal.
     caption = (
-        f"{result.num_events:,} events in {with_noun(len(result.windows), 'window')}, "
+        f"{result.num_events:,} events in {count_noun(len(result.windows), 'window')}, "
         "each scored before it was learned; known: over events with a destination known before"
     )
     notes = " ".join(filter(None, (result.nightly_note(), result.late_note())))

@@ -6,7 +6,7 @@ from itertools import chain
 
 from streamd.cli.options import err
 from streamd.events import Key
-from streamd.number_texts import times, with_noun
+from streamd.number_texts import count_noun, times
 from streamd.settings.loading import Settings
 from streamd.store.changelog import changelog_topic, models_topic
 from streamd.store.deleted_keys import DeletedSearch, Found, KafkaTopic
@@ -51,15 +51,15 @@ def prove_erasure(
 
     done = by_bytes.searched
     summary = (
-        f"{with_noun(len(texts), 'key')} looked up in {with_noun(typed.nodes, 'row')} of the key "
-        f"table, {with_noun(typed.letters, 'dead letter')} and "
-        f"{with_noun(typed.tables, 'key table')} of the store"
+        f"{count_noun(len(texts), 'key')} looked up in {count_noun(typed.nodes, 'row')} of the key "
+        f"table, {count_noun(typed.letters, 'dead letter')} and "
+        f"{count_noun(typed.tables, 'key table')} of the store"
     )
     if long:
         summary += (
-            f", and the bytes of {len(long):,} in {with_noun(done.files, 'file')}, "
-            f"{with_noun(done.objects, 'object')} and {with_noun(done.records, 'record')}, "
-            f"{with_noun(done.num_bytes, 'byte')}"
+            f", and the bytes of {len(long):,} in {count_noun(done.files, 'file')}, "
+            f"{count_noun(done.objects, 'object')} and {count_noun(done.records, 'record')}, "
+            f"{count_noun(done.num_bytes, 'byte')}"
         )
     return len(found), f"{summary}: found {times(len(found))}"
 

@@ -8,7 +8,7 @@ import typer
 
 from streamd.cli.options import ConfigOption, DataOption, err, out, settings_of
 from streamd.errors import SettingsError, StreamdError
-from streamd.number_texts import with_noun
+from streamd.number_texts import count_noun
 from streamd.settings.loading import Settings
 from streamd.telemetry.progress import ProgressLine
 
@@ -104,13 +104,13 @@ def backup(
         done = upload(settings.data_dir, store, line.at)
     text = (
         f"{done.manifest.name} written: commit {done.manifest.seq:,}, "
-        f"{with_noun(done.objects, 'object')} and {with_noun(done.num_bytes, 'byte')} sent, "
+        f"{count_noun(done.objects, 'object')} and {count_noun(done.num_bytes, 'byte')} sent, "
         "the rest was there"
     )
     if keep:
         # Only after the upload: a failed one must not cost an older backup.
         manifests, objects = remove_unneeded(store, keep)
-        text += f"; {with_noun(manifests, 'manifest')} and {with_noun(objects, 'object')} removed"
+        text += f"; {count_noun(manifests, 'manifest')} and {count_noun(objects, 'object')} removed"
     out.print(text, markup=False, soft_wrap=True)
 
 
@@ -166,7 +166,7 @@ def restore(
         make(store, manifest, settings.data_dir, line.at, damage)
     out.print(
         f"{settings.data_dir} restored to commit {manifest.seq:,}: {len(manifest.files):,} files, "
-        f"{with_noun(len(manifest.versions), 'version')}; "
+        f"{count_noun(len(manifest.versions), 'version')}; "
         "every checksum holds",
         markup=False,
         soft_wrap=True,

@@ -19,7 +19,7 @@ from streamd.evaluation.regimes import DAY_US, LEARNED, Regimes, RegimeWindow, b
 from streamd.eventlog.reader import LogReader
 from streamd.graph.label_history import LAST_LABELS
 from streamd.graph.negatives import NUM_SCORED
-from streamd.number_texts import with_noun
+from streamd.number_texts import count_noun
 from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import Measures
 from streamd.windows import Window, is_mostly_late, recorded_windows
@@ -252,7 +252,7 @@ class Result:
             return "There is no nightly model: no midnight (UTC) is before any of the windows."
         return (
             "Nightly models first train at midnight (UTC). Live's difference to them leaves out "
-            f"{with_noun(num_left_out, 'window')} before it."
+            f"{count_noun(num_left_out, 'window')} before it."
         )
 
     def known_note(self) -> str:
@@ -268,7 +268,9 @@ class Result:
         """A sentence with the number of windows left out for late events; empty for none."""
         if not self.num_left_out:
             return ""
-        return f"{with_noun(self.num_left_out, 'window')} left out: most of their events came late."
+        return (
+            f"{count_noun(self.num_left_out, 'window')} left out: most of their events came late."
+        )
 
     def few_note(self) -> str:
         """A sentence if events had fewer negatives than NUM_SCORED on average; else empty."""

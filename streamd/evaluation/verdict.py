@@ -4,7 +4,7 @@ against nightly, and the causes of its lead."""
 from collections.abc import Mapping
 
 from streamd.evaluation.backtest import RULES, TITLES, Result
-from streamd.number_texts import with_noun
+from streamd.number_texts import count_noun
 from streamd.windows.intervals import MIN_WINDOWS, Difference
 
 GIVE_MORE = f"it takes {MIN_WINDOWS}, so give more events or a smaller windows.width_seconds"
@@ -48,7 +48,7 @@ def why_no_nightly(result: Result) -> str:
         return "no midnight (UTC) is before any of the windows"
     count = len(result.nightly_windows)
     if count < MIN_WINDOWS:
-        return f"only {with_noun(count, 'window')} came after a midnight (UTC), of {MIN_WINDOWS}"
+        return f"only {count_noun(count, 'window')} came after a midnight (UTC), of {MIN_WINDOWS}"
     return ""
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from streamd.cli.main import app
 from streamd.cli.table_output import print_records, print_table
-from streamd.number_texts import counted
+from streamd.number_texts import count_noun
 
 HEAD = ("partition", "offset", "reason", "error", "value")
 ROWS = [("shop.clicks/0", "100", "missing_field", "dst (object.sku) is missing", json.dumps({"user": user, "n": list(range(30))}))
@@ -65,7 +65,7 @@ def test_a_table_in_a_pipe_is_not_wrapped():
 
 
 def test_one_thing_is_not_counted_as_several():
-    assert [counted(number, "object") for number in (0, 1, 1200)] == ["0 objects", "1 object", "1,200 objects"]
+    assert [count_noun(number, "object") for number in (0, 1, 1200)] == ["0 objects", "1 object", "1,200 objects"]
 
 
 def test_a_caption_wider_than_its_table_is_one_line_of_a_pipe():

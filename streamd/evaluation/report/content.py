@@ -17,7 +17,7 @@ from streamd.evaluation.grid import COLUMNS as GRID_COLUMNS
 from streamd.evaluation.grid import GridResult
 from streamd.evaluation.verdict import verdict_of
 from streamd.graph.negatives import NUM_SCORED
-from streamd.number_texts import with_noun
+from streamd.number_texts import count_noun
 from streamd.windows.intervals import Difference
 from streamd.windows.means import ALL, KNOWN
 from streamd.windows.novelty import recurrence
@@ -126,7 +126,7 @@ def report_of(result: Result, title: str, asked: Asked) -> Report:
         _plot("Seconds a window, to score and learn", result, points, learned, _mean_seconds)
     )
 
-    count = with_noun(len(result.windows), "window")
+    count = count_noun(len(result.windows), "window")
     about = (
         f"{result.num_events:,} events in {count}, {_span(result)}, each "
         f"scored before the training on it. MRR and Hits@10 are against {_negatives(result)}, AP "
