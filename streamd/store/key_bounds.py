@@ -8,8 +8,8 @@ import unicodedata
 from streamd.eventlog.node_keys import KIND, REMOVED, ROW_HEAD, STRING
 
 MAX_ROW_BYTES = 4_096
-"""Longest text that is recognized as a row of the file of keys: the maximum of
-`ingest.max_key_bytes`."""
+"""Longest text that is recognized as a row of the file of keys: 16 times the default of
+`ingest.max_key_bytes`. Longer rows are judged as other text."""
 CONTEXT_BYTES = MAX_ROW_BYTES + ROW_HEAD
 """Bytes before and after an occurrence of a key that may decide about it."""
 CHARACTER_BYTES = 12
