@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from streamd.cli.doctor_checks import run_check
 from streamd.cli.main import app
+from streamd.errors import SettingsError
 from streamd.eventlog.reader import LogReader
 from streamd.exchange import produce
 from streamd.exchange.guess import guess
@@ -255,9 +256,13 @@ def test_binary_cloudevents_are_told_by_their_headers(tmp_path):
 
 
 @pytest.mark.parametrize("value", [None, b"", b"\x00\x00\x00\x00\x07x", b"[1, 2]", b'{"a": 1e400}', b'"x"', b'{"": {"$": 1}}', b"\xff", b'{"a": ' + b"[" * 50_000])
-def test_a_guess_of_what_cannot_be_read_is_settings_with_a_doubt(value, tmp_path):
-    it, _ = guessed([record(value, i) for i in range(3)], tmp_path)
-    assert it.doubts
+def test_a_guess_of_what_cannot_be_read_is_an_error_or_settings_with_a_doubt(value, tmp_path):
+    try:
+        it, _ = guessed([record(value, i) for i in range(3)], tmp_path)
+    except SettingsError as error:
+        assert "Nothing can be guessed from the 3 records of t" in str(error)
+    else:
+        assert it.doubts
 
 
 def checked(tmp_path, text, rows, name="clicks.ndjson", *more):

@@ -21,7 +21,7 @@ def test_the_changelogs_begin_is_deleted_and_a_key_is_found_until_then(kafka, tm
     try:
         admin.create_topics({name: {"num_partitions": 1, "replication_factor": 1}}, wait_for_metadata=True)
         for i in range(2000):
-            parts = [(b"x" * 200 + KEY[:9].encode(), 0), (KEY[9:].encode(), 1)] if i == 500 else [(b"%d" % i * 50, 0)]
+            parts = [(b" " * 200 + KEY[:9].encode(), 0), (KEY[9:].encode(), 1)] if i == 500 else [(b"%d" % i * 50, 0)]
             for value, part in parts:
                 producer.send(name, value, headers=[("part", b"%d" % part)], partition=0)
         producer.flush()
