@@ -222,7 +222,8 @@ def test_a_compacted_topics_holes_and_tombstones_are_read_as_what_they_are(daemo
     consumer.close()
     daemon = daemon_on(kafka.bootstrap_servers, topic, ingest__tombstones="delete").start("ingest")
     want = sum(r.value is not None for r in left)
-    wait(lambda: daemon.edges() == want, "what is left is in")
+    # The broker may compact further before ingest reads.
+    wait(lambda: 5 <= daemon.edges() <= want and daemon.reader.state.progress.positions[topic][0].offset == 202, "the remaining records are in")
     wait(lambda: daemon.edges() and "u:3" not in daemon.reader.ids, "the tombstone deleted its node")
     assert daemon.stop() == 0
     assert daemon.reader.state.progress.positions[topic][0].offset == 202 and {"u:1", "last"} <= set(daemon.reader.ids)
