@@ -232,15 +232,8 @@ def _borders(store: Store, sizes: Mapping[str, int]) -> set[tuple[str, str]]:
     """The pairs of objects that follow one another in a file of any manifest. Raises:
     StoreError."""
     found = set()
-    for name in manifests.names(store):
-        try:
-            files = manifests.read(store, name).files
-        except StoreError:
-            # The archive may have removed it since it was listed.
-            if name in manifests.names(store):
-                raise
-            continue
-        for file in files:
+    for _, manifest in manifests.read_all(store):
+        for file in manifest.files:
             pieces = [piece for piece in file.pieces if len(piece.extents) == 1]
             for left, right in pairwise(pieces):
                 offset, length = left.extents[0]

@@ -1,6 +1,7 @@
 """A manifest is the set of the files of a data directory after one commit, in a store."""
 
 import re
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -111,6 +112,20 @@ def read(store: Store, name: str) -> Manifest:
             KIND.action,
         )
     return manifest
+
+
+def read_all(store: Store) -> Iterator[tuple[str, Manifest]]:
+    """Read the manifests of a store, with their names, without those that the archive removes
+    meanwhile. Raises: StoreError."""
+    for name in names(store):
+        try:
+            manifest = read(store, name)
+        except StoreError:
+            # The archive may have removed it since it was listed.
+            if name in names(store):
+                raise
+            continue
+        yield name, manifest
 
 
 def newest(store: Store) -> Manifest | None:

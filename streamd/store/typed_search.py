@@ -5,7 +5,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from streamd.errors import StoreError
 from streamd.eventlog.journal.journal import NOTHING
 from streamd.eventlog.journal.tail import JournalTail
 from streamd.eventlog.key_search import find_keys
@@ -68,15 +67,8 @@ class TypedSearch:
         """Search the key table of each manifest of a store. Raises: StoreError."""
         # Manifests with the same table name the same objects.
         searched: set[tuple[str, ...]] = set()
-        for name in manifests.names(store):
-            try:
-                files = manifests.read(store, name).files
-            except StoreError:
-                # The archive may have removed it since it was listed.
-                if name in manifests.names(store):
-                    raise
-                continue
-            for file in files:
+        for name, manifest in manifests.read_all(store):
+            for file in manifest.files:
                 objects = tuple(piece.object for piece in file.pieces)
                 if file.path == KEYS and objects not in searched:
                     searched.add(objects)
