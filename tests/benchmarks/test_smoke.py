@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -18,19 +19,27 @@ QUICK = ("files", "ingest-sets", "traces", "cache", "growth-deletes", "growth-he
 
 
 def test_the_quick_benchmarks_run(tmp_path):
-    check(QUICK, tmp_path)
+    check(QUICK, tmp_path, 220)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ALL if name not in QUICK])
 def test_a_benchmark_runs(name, tmp_path):
-    check((name,), tmp_path)
+    check((name,), tmp_path, 850)
 
 
-def check(names, folder: Path) -> None:
+def check(names, folder: Path, seconds: float) -> None:
+    """seconds: limit of the run, less than that of pytest-timeout."""
     found, run = folder / "rows.json", uuid.uuid4().hex
     environment = os.environ | {"TMPDIR": str(folder), "BENCH_RUN": run}
-    subprocess.run([sys.executable, "-m", "tests.benchmarks", "--smoke", "--json", found, *names], check=True, env=environment, timeout=600)
+    command = [sys.executable, "-X", "faulthandler", "-m", "tests.benchmarks", "--smoke", "--json", str(found), *names]
+    process = subprocess.Popen(command, env=environment)
+    try:
+        assert process.wait(seconds) == 0
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)  # It prints the stacks of its threads.
+        process.wait()
+        raise
     for row in json.loads(found.read_text()):
         assert row["what"] and math.isfinite(row["ours"]) and (row["peer"] is None or math.isfinite(row["peer"])), row
     assert children_of(run) == []
