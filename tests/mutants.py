@@ -84,7 +84,7 @@ NAMED = [
     Named("a deleted row's key is remembered over other records", "streamd/decode/sources/topic.py",
           "before = self._newest.get(partition), record.key\n",
           "before = self._row_delete.get(partition, (-1, b\"\"))[0], record.key\n", ["tests/decode/test_envelopes.py"]),
-    Named("embeddings are kept after the delete of a neighbour", "streamd/serving/loaded_version.py",
+    Named("embeddings are kept after the delete of a neighbor", "streamd/serving/loaded_version.py",
           "        if changes.has_deletes:\n", "        if False:\n",
           ["tests/test_deletes.py"]),
     Named("a version's folder is not synced after the rename", "streamd/storage.py",

@@ -188,7 +188,7 @@ def test_the_server_forgets_a_deleted_node_at_once_and_its_key_comes_back_as_a_s
     life.writer.close()
 
 
-def test_the_server_embeds_the_neighbours_of_a_deleted_node_anew(tmp_path):
+def test_the_server_embeds_the_neighbors_of_a_deleted_node_anew(tmp_path):
     life = Life(tmp_path).grow(400)
     life.settings = settings(tmp_path, stream__edge_feature_dim=2, stream__node_feature_dim=1, model__name="tgat")
     life.learn(life.trainer())

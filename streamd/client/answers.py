@@ -178,7 +178,7 @@ class ExplainedGroup(_Answer, frozen=True):
 
 
 class ExplainedNeighbor(_Answer, frozen=True):
-    """A neighbour that one end's embedding is computed from."""
+    """A neighbor that one end's embedding is computed from."""
 
     node: Key
     node_set: str

@@ -45,7 +45,7 @@ MARK_WORDS = frozenset(
 """Words in the names of fields that contain an operation."""
 MARKED = frozenset(("deleted", "tombstone"))
 """Words in the names of fields that are true for deletes, or contain the time of one."""
-NEIGHBOURS = {"database", "table", "ns", "after", "pos"}
+NEIGHBORS = {"database", "table", "ns", "after", "pos"}
 """Names of fields that change streams have next to an operation."""
 OF_CHANGE = frozenset(("op", "commit", "change", "event", "current", "source", "wall", "db"))
 """Words in the names of times at which a row was changed; such a time is not a column of the
@@ -126,7 +126,7 @@ def _operation_mark(path: str, at: Seen, fields: Fields) -> DeleteMark | None:
     names = {step.lower() for other in fields.scalars for step in steps_of(other)[:1]}
     words = last_words(path)
     is_stream = path.startswith("_") or words[0] in ("op", "operation") or "change" in words
-    if not most or not (values & {*deleted, *TRUNCATES} or is_stream or names & NEIGHBOURS):
+    if not most or not (values & {*deleted, *TRUNCATES} or is_stream or names & NEIGHBORS):
         return None
     # Of the family's words for a deletion, take those in the records, or else the first.
     came = _in_words(deleted, at.values)

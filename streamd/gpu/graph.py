@@ -266,7 +266,7 @@ class DeviceGraph:
         """Sample by one draw."""
         if STRATEGIES[draw.strategy].draws and draw.fanout > MAX_FANOUT:
             raise ValueError(
-                f"at most {MAX_FANOUT} neighbours are drawn on the GPU, not {draw.fanout}"
+                f"at most {MAX_FANOUT} neighbors are drawn on the GPU, not {draw.fanout}"
             )
         mirror = self._mirrors[draw.edge_set, draw.direction]
         since_R = _filled(root_R, since).clamp(min=self._host.since_event)

@@ -63,7 +63,7 @@ class Mirror:
         before_R: Tensor,
         draw: Draw,
     ) -> tuple[Neighbors[Tensor], Tensor]:
-        """Launch the kernel of a draw. first_event: of the graph. Returns: the neighbours, and
+        """Launch the kernel of a draw. first_event: of the graph. Returns: the neighbors, and
         bool[R], the roots whose answers need offloaded entries."""
 
         # The kernel's output.
@@ -102,7 +102,7 @@ class Mirror:
             draw.fanout,
         )
 
-        # One thread for each neighbour; the arguments are the fields of the kernel's structs in
+        # One thread for each neighbor; the arguments are the fields of the kernel's structs in
         # order.
         kernel = STRATEGIES[draw.strategy].device_kernel
         launch(kernel, len(root_R) * draw.fanout, (*store, *query, *out))

@@ -12,7 +12,7 @@ from streamd.graph.neighborhood import Neighborhood, SamplingPlan, sample_neighb
 
 @dataclass(frozen=True, slots=True)
 class LabelRows:
-    """U distinct nodes. around: their neighbourhoods. facts_UF: float32, facts of each node as its
+    """U distinct nodes. around: their neighborhoods. facts_UF: float32, facts of each node as its
     own candidate, of which age, degree and popularity carry information. history_UT: float32, the
     mean of its last labels."""
 
@@ -29,7 +29,7 @@ def label_rows(
     before_event: int,
     query_us: int,
 ) -> LabelRows:
-    """Neighbourhoods before event `before_event`, facts in their present state, labels up to
+    """Neighborhoods before event `before_event`, facts in their present state, labels up to
     `query_us` (microseconds). set_U: int64[U], numbers of the nodes' sets; an argument because the
     log has no set for a node without events."""
     around = sample_neighborhood(

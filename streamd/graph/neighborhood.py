@@ -1,4 +1,4 @@
-"""A model's input for embedding some nodes: sampled neighbours with times and features, the nodes
+"""A model's input for embedding some nodes: sampled neighbors with times and features, the nodes
 renumbered from 0."""
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from streamd.graph.temporal import TemporalGraph
 class SamplingPlan:
     """A model's sampling: one draw per hop, or one for each of several edge sets and directions.
 
-    window_us: 0 for hops, the roots of each being the roots and neighbours of the one before. Above
+    window_us: 0 for hops, the roots of each being the roots and neighbors of the one before. Above
     0, every hop has the same roots and draws from a time window of this width in microseconds, the
     first hop from the newest window (DySAT).
     """
@@ -30,9 +30,9 @@ class SamplingPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hop:
-    """U roots and their K neighbours. root_U, neighbor_UK: int64 indices into the nodes of the
-    neighbourhood. eid_UK: int64 event ids. mask_UK: bool. ago_UK: int64 microseconds from the
-    neighbour's event to the query. edge_UKD: float32 edge features."""
+    """U roots and their K neighbors. root_U, neighbor_UK: int64 indices into the nodes of the
+    neighborhood. eid_UK: int64 event ids. mask_UK: bool. ago_UK: int64 microseconds from the
+    neighbor's event to the query. edge_UKD: float32 edge features."""
 
     root_U: Int64
     neighbor_UK: Int64
@@ -60,7 +60,7 @@ class Neighborhood:
 
     node_M: int64 node ids, -1 for a node without events. node_MD: float32 features. The first hop's
     roots are those of the query; the next hop's are the distinct nodes among the first hop's roots
-    and neighbours. windows: True if the hops are time windows instead, all with the same roots.
+    and neighbors. windows: True if the hops are time windows instead, all with the same roots.
     """
 
     node_M: Int64
@@ -69,7 +69,7 @@ class Neighborhood:
     windows: bool = False
 
     def subset(self, places: Int64) -> "Neighborhood":
-        """The neighbourhood of some of the roots. places: int64 indices into the first hop's
+        """The neighborhood of some of the roots. places: int64 indices into the first hop's
         roots."""
         # In each hop keep the roots that the kept part of the hops before reaches; in windows the
         # same roots.
@@ -95,7 +95,7 @@ def sample_neighborhood(
     query_us: int,
     plan: SamplingPlan,
 ) -> Neighborhood:
-    """Sample the neighbourhoods of distinct roots in the events before `before_event`, at query
+    """Sample the neighborhoods of distinct roots in the events before `before_event`, at query
     time `query_us` (microseconds). Raises: OffloadedError."""
     next_roots: NextRoots[Any] = distinct_nodes
     since = 0

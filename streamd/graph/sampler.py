@@ -1,4 +1,4 @@
-"""Temporal sampling over several hops: each root's neighbours strictly before its time."""
+"""Temporal sampling over several hops: each root's neighbors strictly before its time."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,10 +21,10 @@ SPLIT_ROOTS = 4096
 @dataclass(frozen=True)
 class Compact:
     """A layer in the form of message passing: E sampled events between the M distinct (node, time)
-    pairs among roots and neighbours.
+    pairs among roots and neighbors.
 
     node: int64[M] node ids. time: int64[M] microseconds, the query time of each. root: int64[R],
-    indices of the roots in `node`. edge_index: int64[2, E] indices into `node`, from neighbour to
+    indices of the roots in `node`. edge_index: int64[2, E] indices into `node`, from neighbor to
     root, as in PyG. eid: int64[E] event ids.
     """
 
@@ -37,11 +37,11 @@ class Compact:
 
 @dataclass(frozen=True)
 class Layer:
-    """One hop of R roots with at most k neighbours each.
+    """One hop of R roots with at most k neighbors each.
 
     root: int64[R] node ids. root_time: int64[R] microseconds. neighbor, eid, time: int64[R, k],
-    neighbours with the ids and times of their events; padding is 0. mask: bool[R, k], False for
-    padding. The next layer's roots are `root`, then the sampled neighbours in row order without
+    neighbors with the ids and times of their events; padding is 0. mask: bool[R, k], False for
+    padding. The next layer's roots are `root`, then the sampled neighbors in row order without
     padding; with strategy window they are `root` alone.
     """
 
@@ -53,7 +53,7 @@ class Layer:
     mask: Bools
 
     def compact(self, prop_time: bool = False) -> Compact:
-        """Distinct (node, time) pairs and the sampled events between them. prop_time: a neighbour's
+        """Distinct (node, time) pairs and the sampled events between them. prop_time: a neighbor's
         time is that of its event, else that of its root."""
 
         # A node at two times counts as two nodes.
@@ -100,7 +100,7 @@ class Threads:
 
 
 class TemporalSampler:
-    """Samples neighbours over several hops. Owner: the thread that owns the graph, between its
+    """Samples neighbors over several hops. Owner: the thread that owns the graph, between its
     inserts.
 
     A draw is a function of seed, root, cut (the first event that the root does not see) and hop; it
@@ -108,7 +108,7 @@ class TemporalSampler:
 
     Args:
         graph: NeighborSampler, such as a `BlockGraph`.
-        fanouts: Sequence[int], the number of neighbours per root of each hop; one for strategy
+        fanouts: Sequence[int], the number of neighbors per root of each hop; one for strategy
             window.
         strategy: str, "recent": the newest events first; "uniform": each event is equally likely;
             "window": the newest events of each of `snapshots` windows of `width_us` back from the
@@ -119,7 +119,7 @@ class TemporalSampler:
         direction: str, "out", "in" or "both", for which the graph must have a store. Default
             "both".
         replace: bool, uniform draws may draw an event twice. Default False.
-        prop_time: bool, the next hop's query time of a sampled neighbour is its event's time;
+        prop_time: bool, the next hop's query time of a sampled neighbor is its event's time;
             False: its root's. Default False.
         seed: int, of uniform draws. Default 0.
         snapshots: int, number of windows of strategy window. Default 1.
@@ -226,7 +226,7 @@ class TemporalSampler:
         return [self._layer(hop, when) for hop, when in zip(hops, root_times, strict=True)]
 
     def walk(self, nodes: Int64, times: Int64, steps: int) -> Int64:
-        """Random walks back in time, one from each root. A step goes to the neighbour of an event
+        """Random walks back in time, one from each root. A step goes to the neighbor of an event
         strictly before the time of the last step's event: the newest such event (strategies recent
         and window) or a uniformly drawn one (uniform and static). Windows are ignored, and static
         walks go back in time too.
@@ -238,12 +238,12 @@ class TemporalSampler:
 
         Returns: int64[R, steps + 1] node ids, the roots first, -1 after the end of a walk.
         """
-        # One neighbour per step, each step with its own seed.
+        # One neighbor per step, each step with its own seed.
         draw = replace(self._draws[0], fanout=1)
         draws = [replace(draw, seed=draw.seed + step) for step in range(steps)]
 
         def step_back(_: int, hop: SampledHop[Int64]) -> Roots[Int64]:
-            # A walk that has ended continues at node -1, which has no neighbours.
+            # A walk that has ended continues at node -1, which has no neighbors.
             found = hop.found
             reached = np.where(found.mask, found.neighbor, -1)[:, 0]
             when = edge_times(self.columns, found.event, found.mask)[:, 0]
@@ -255,7 +255,7 @@ class TemporalSampler:
         return np.stack([*(hop.roots.node for hop in hops), last], 1)
 
     def _deeper(self, hop: SampledHop[Int64], times: Int64, cut: int) -> tuple[Roots[Int64], Int64]:
-        """The next hop's roots (this hop's roots, then its neighbours in row order), and their
+        """The next hop's roots (this hop's roots, then its neighbors in row order), and their
         times."""
         roots = hop.roots
         found = hop.found
@@ -266,7 +266,7 @@ class TemporalSampler:
             roots.node, times, roots.before, found.neighbor, found.mask, nodes, next_times, before
         )
 
-        # With prop_time a neighbour sees only events before the time of its own event.
+        # With prop_time a neighbor sees only events before the time of its own event.
         if self.prop_time:
             next_times[num_roots:] = edge_times(self.columns, found.event, found.mask)[found.mask]
             if self.strategy != "static":

@@ -18,7 +18,7 @@ class ScoreRecord:
     """A scored event.
 
     event: its id. src, dst: keys. edge_set: name. time_us: event time, microseconds. version: the
-    one that scored it. memory_event: memory and neighbourhoods had the events with lower ids.
+    one that scored it. memory_event: memory and neighborhoods had the events with lower ids.
     known: whether the destination had been a destination before. score: logit of the event's own
     destination. rank: of it among itself and `candidates` others, 1 is best. scored_at: wall clock,
     seconds. complete_before: every event with a lower id, since scoring started, is in the topic or

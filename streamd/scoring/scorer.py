@@ -1,5 +1,5 @@
 """The scorer ranks events by the version that serves, as the prequential scores of windows do:
-among the same candidates, with facts strictly before each event, and memory and neighbours as of
+among the same candidates, with facts strictly before each event, and memory and neighbors as of
 the start of its canonical chunk."""
 
 import time

@@ -303,12 +303,12 @@ class ModelSettings(Branch):
     dim: Positive = Field(64, description="width of memory and embeddings")
     time_dim: Positive = Field(32, description="width of the time encoding")
     heads: Positive = Field(2, description="attention heads")
-    # The neighbourhoods and facts that they read.
+    # The neighborhoods and facts that they read.
     direction: Literal["both", "out", "in"] = Field(
         "both",
         description="direction of sampled edges: out, in or both",
     )
-    neighbors: Positive = Field(10, description="sampled neighbours per node and hop")
+    neighbors: Positive = Field(10, description="sampled neighbors per node and hop")
     id_rows: Natural = Field(
         0,
         description="rows of a learned embedding of node ids, ids modulo this; 0: none (new "

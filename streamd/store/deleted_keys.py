@@ -122,8 +122,8 @@ class DeletedSearch:
         sizes = store.sizes("")
         self._begin(f"searching {store.shown}", sum(sizes.values()))
         borders = _borders(store, sizes)
-        lefts = _neighbours((right, left) for left, right in borders)
-        rights = _neighbours(borders)
+        lefts = _neighbors((right, left) for left, right in borders)
+        rights = _neighbors(borders)
         for name, size in sorted(sizes.items()):
             found: dict[int, Found] = {}
             try:
@@ -154,7 +154,7 @@ class DeletedSearch:
 
         names: of the object before it in a file, "" for none, of itself, and of the one after it.
         """
-        # The bytes next to the part are in this object, or in its neighbour.
+        # The bytes next to the part are in this object, or in its neighbor.
         left, name, right = names
         begin, end = part
         if begin:
@@ -243,7 +243,7 @@ def _borders(store: Store, sizes: Mapping[str, int]) -> set[tuple[str, str]]:
     return found
 
 
-def _neighbours(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+def _neighbors(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """For each first object of some pairs its second ones."""
     found: dict[str, list[str]] = {}
     for one, other in sorted(pairs):

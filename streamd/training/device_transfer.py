@@ -212,14 +212,14 @@ class DeviceTransfer:
 def cached_edge_rows(
     hop: HopInputs, cache: FeatureCache, send: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Edge features of a hop, float32[U, K, D], on the cache's device; zeros for masked neighbours.
+    """Edge features of a hop, float32[U, K, D], on the cache's device; zeros for masked neighbors.
 
     send: copies a tensor to that device. Only rows that the cache lacks are sent, each once.
     """
     recorded_ND = hop.edge_UKD.flatten(0, 1)
     mask_N = hop.mask_UK.flatten()
     asked_N = mask_N.nonzero()[:, 0]
-    # Index of the row of each neighbour; masked ones point to a row of zeros after all others. It
+    # Index of the row of each neighbor; masked ones point to a row of zeros after all others. It
     # is computed on the host, so that nothing waits for the device.
     row_N = torch.where(mask_N, mask_N.cumsum(0) - 1, len(asked_N))
 

@@ -22,7 +22,7 @@ Shapes = tuple[tuple[str, torch.dtype, torch.Size], ...]
 class PackedInputs:
     """Padded inputs. pieces: a tensor for each dtype, of which `inputs` has views.
 
-    Padding consists of events of weight 0, masked neighbours, unknown nodes, and roots that no
+    Padding consists of events of weight 0, masked neighbors, unknown nodes, and roots that no
     event uses, so it does not change the result. Its indices are spread over many rows, since a GPU
     adds the gradients of one row one after another, zeros too.
     """

@@ -169,7 +169,7 @@ def graph_of(
 class Recorder:
     """Moves a `LiveGraph` over windows and records inputs. Owner: one thread.
 
-    With several ranks, each records its share of a chunk's events and requests neighbours and
+    With several ranks, each records its share of a chunk's events and requests neighbors and
     features from the others: all record the same chunks at the same time.
 
     sight: the view of graph and facts for the events; backtests replace it.
@@ -314,7 +314,7 @@ class Recorder:
         # Facts at each event; this call advances them.
         facts = self.sight.facts(part, until, asked, candidates)
 
-        # Neighbourhoods. Events with an unseen destination get weight 0.
+        # Neighborhoods. Events with an unseen destination get weight 0.
         score = learn = None
         if num_events:
             query_us = self._time_before(before_event)
@@ -402,7 +402,7 @@ class Recorder:
         before_event: int,
         query_us: int,
     ) -> tuple[LinkInputs, LinkInputs]:
-        """Sample the neighbourhoods of all nodes. Returns: inputs for scoring, and inputs for
+        """Sample the neighborhoods of all nodes. Returns: inputs for scoring, and inputs for
         training.
 
         candidates: int64[E, 111]. facts: float32[E, 111, F].
@@ -410,7 +410,7 @@ class Recorder:
         src_at, candidate_at, around = self._around(src, candidates, before_event, query_us)
         score = link_inputs(event, facts, src_at, candidate_at, around)
 
-        # Training needs only the neighbourhoods of its own candidates.
+        # Training needs only the neighborhoods of its own candidates.
         few, index = np.unique(
             np.concatenate([src_at, candidate_at[:, LEARNED].ravel()]), return_inverse=True
         )
@@ -426,7 +426,7 @@ class Recorder:
     def inputs_before(
         self, event: Int64, facts: Float32, src: Int64, candidates: Int64, before_event: int
     ) -> LinkInputs:
-        """Inputs of events with their neighbours before `before_event`, which may be much older.
+        """Inputs of events with their neighbors before `before_event`, which may be much older.
 
         Node features are the present ones. candidates: int64[E, C]. facts: float32[E, C, F].
         """
@@ -437,7 +437,7 @@ class Recorder:
         self, src: Int64, candidates: Int64, before_event: int, query_us: int
     ) -> tuple[Int64, Int64, Neighborhood]:
         """Returns: indices of sources and candidates among the distinct nodes, and the
-        neighbourhoods of those."""
+        neighborhoods of those."""
         # Sample each node once, however often it is a candidate.
         nodes, index = np.unique(np.concatenate([src, candidates.ravel()]), return_inverse=True)
         around = sample_neighborhood(

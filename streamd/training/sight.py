@@ -27,7 +27,7 @@ class Sight(Protocol):
         """Called before the window is recorded."""
 
     def edge_before(self, part: EdgeRows) -> int:
-        """Id of the event before which the chunk's neighbours and node features are taken."""
+        """Id of the event before which the chunk's neighbors and node features are taken."""
 
     def facts(self, part: EdgeRows, until: int, asked: Int64, candidates: Int64) -> Float32:
         """Facts of a slice's events and their candidates, float32[A, C, F].
@@ -50,7 +50,7 @@ class Sight(Protocol):
 
 
 class FreshSight:
-    """Facts strictly before each event; neighbours and node features before its chunk."""
+    """Facts strictly before each event; neighbors and node features before its chunk."""
 
     def __init__(self, live: LiveGraph) -> None:
         self._live = live

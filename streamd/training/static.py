@@ -220,9 +220,9 @@ class StaticTraining:
         return self._pool.known_before(np.broadcast_to(self._cut_us, dst.shape), dst)
 
     def prepared(self, step: tuple[int, Int64]) -> LinkInputs:
-        """Make the inputs of a step's edges on the device, with negatives and neighbourhoods.
+        """Make the inputs of a step's edges on the device, with negatives and neighborhoods.
 
-        The step's own edges are masked in the neighbourhoods: a model that sees them would learn to
+        The step's own edges are masked in the neighborhoods: a model that sees them would learn to
         look the answer up. step: its number, and int64 event ids.
         """
         # Negatives.
@@ -232,7 +232,7 @@ class StaticTraining:
         negatives = self._pool.draw(event, dst, known, NUM_LEARNED, LEARNED_SEED + number)
         asked = np.concatenate([src[:, None], dst[:, None], negatives], 1)
 
-        # Neighbourhoods of sources, destinations and negatives.
+        # Neighborhoods of sources, destinations and negatives.
         nodes, index = np.unique(asked, return_inverse=True)
         index = index.reshape(asked.shape)
         around = self._around(nodes, self._training.seed + number)
@@ -306,7 +306,7 @@ class StaticTraining:
         return torch.cat(out, 1)
 
     def _around(self, nodes: Int64, seed: int) -> Neighborhood:
-        """Sample neighbourhoods uniformly among all edges of the graph, regardless of time."""
+        """Sample neighborhoods uniformly among all edges of the graph, regardless of time."""
         live = self._live
         draws = []
         for hop, draw in enumerate(self._plan.hops):

@@ -1,6 +1,6 @@
 """The difference between two models' scores, with an interval by a block bootstrap over windows.
 
-Neighbouring windows are correlated, so blocks of them are drawn, not single windows: the
+Neighboring windows are correlated, so blocks of them are drawn, not single windows: the
 moving-block bootstrap (Künsch 1989, "The jackknife and the bootstrap for general stationary
 observations"). Blocks continue from the last window to the first, so that every window is drawn
 equally often: the circular one (Politis and Romano 1992, "A circular block-resampling procedure for

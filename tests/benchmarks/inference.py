@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def replayed(pair: dict, model, log: LogReader, settings: ModelSettings) -> Row:
-    """Events a second of the memory alone, in chunks of `model.memory_chunk`; in turn, so that both have the same neighbours."""
+    """Events a second of the memory alone, in chunks of `model.memory_chunk`; in turn, so that both have the same neighbors."""
     rate = {}
     for _ in range(3):
         for name, one in pair.items():

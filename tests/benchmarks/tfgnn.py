@@ -82,7 +82,7 @@ def package_writes(path: Path, records: list[bytes]) -> None:
 
 
 def sample() -> tuple[GraphSchema, GraphTensor]:
-    """A sampled neighbourhood: 100 nodes with 32 floats, an id and ragged words, and 300 edges."""
+    """A sampled neighborhood: 100 nodes with 32 floats, an id and ragged words, and 300 edges."""
     rng = np.random.default_rng(0)
     schema = GraphSchema(
         context=Context(features={"seed_id": new_feature("DT_STRING")}),

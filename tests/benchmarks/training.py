@@ -76,7 +76,7 @@ def _beside_pyg(s: Settings, log: LogReader) -> list[Row]:
         Row("its matrix products", flops / min(learn) / 1e9, "GFLOP/s", peak, "one product of 2000 x 2000 matrices"),
         Row("recording and scoring against 100, 1 thread, recording one chunk ahead", EDGES / min(ahead), "edges/s",
             EDGES / min(alone), "one after the other"),
-        Row("of which recording facts and neighbours", EDGES / min(record), "edges/s"),
+        Row("of which recording facts and neighbors", EDGES / min(record), "edges/s"),
     ]
 
 

@@ -105,7 +105,7 @@ class Fuzz:
         assert all(r.reason in REASONS and len(r.error) <= 490 for r in rejected)
 
     def connect(self, shape: str, valid: set[int], records: list) -> None:
-        """Make neighbours that are hostile together: an object cut in two before two objects in one value, a deleted row and its tombstone."""
+        """Make neighbors that are hostile together: an object cut in two before two objects in one value, a deleted row and its tombstone."""
         draw = self.random
         for i in range(BATCH - 2):
             if draw.random() > 0.1 or not valid.isdisjoint((i, i + 1, i + 2)):

@@ -102,7 +102,7 @@ def test_an_unknown_content_type_is_rejected():
 
 
 @pytest.mark.parametrize("name", [n for n, (v, _) in BAD.items() if isinstance(v, dict)])
-def test_neighbours_of_a_bad_event_in_an_array_are_kept(name):
+def test_neighbors_of_a_bad_event_in_an_array_are_kept(name):
     good, bad = decode([edge(src="first"), BAD[name][0], edge(src="last")])
     assert [(e.a, e.item) for e in good] == [("first", 0), ("last", 2)]
     assert [b.index for b in bad] == [1]
@@ -239,7 +239,7 @@ def test_arrow_columns_are_the_events_of_the_same_json(change):
     assert got == want and not bad
 
 
-def test_arrow_rows_that_do_not_fit_leave_their_neighbours_in():
+def test_arrow_rows_that_do_not_fit_leave_their_neighbors_in():
     table = plain_table(3, dst=["a", None, "b"], time=[5, 6, -1])
     good, bad = decode_arrow(table)
     assert [(e.b, e.item) for e in good] == [("a", 0)] and [(b.index, b.reason) for b in bad] == [(1, "missing_field"), (2, "bad_time")]
@@ -288,7 +288,7 @@ MUTATED = [json.dumps(edge(src=f"u:{i}")).encode() for i in range(8)] + [
 
 
 def fuzz(count, seed):
-    """Feed `count` mutated values between two good ones; every good neighbour must come through."""
+    """Feed `count` mutated values between two good ones; every good neighbor must come through."""
     rng, used, alive = random.Random(seed), decoder(), 0
     for start in range(0, count, 64):
         values = []
@@ -301,7 +301,7 @@ def fuzz(count, seed):
         headers = (("content-type", NDJSON.encode()),) if rng.random() < 0.1 else ()
         block, rejected = used.decode([Record(v, i, headers=headers if i % 2 == 0 else ()) for i, v in enumerate(values)], 0, NOW)
         whole = set(block.rows["offset"].tolist())
-        assert set(range(1, len(values), 2)) <= whole, "a good neighbour was lost"
+        assert set(range(1, len(values), 2)) <= whole, "a good neighbor was lost"
         assert whole | {r.offset for r in rejected} == set(range(len(values))), "a value went unaccounted"
         assert all(r.reason in REASONS for r in rejected)
         alive += len(values) // 2
@@ -310,7 +310,7 @@ def fuzz(count, seed):
     return alive
 
 
-def test_good_neighbours_survive_mutated_values():
+def test_good_neighbors_survive_mutated_values():
     assert fuzz(20_000, 1) == 20_000
 
 

@@ -361,7 +361,7 @@ BODIES = [b"\x00", b"\x02\x01", b"\x02\x00", b"\x04\x02", b"\x04" + b"\xff" * 9 
           b"\x0c\x02\x02x\x00", b"\x0c\x00", b"\x0e\x00", b"\x10view", b"\x12\x00", b"\x12\x02"]
 
 
-def test_values_of_any_type_in_any_place_refuse_no_neighbour(registry, tmp_path):
+def test_values_of_any_type_in_any_place_refuse_no_neighbor(registry, tmp_path):
     registry.add(7, ODD)
     sets = {"edge_sets": {"default": {"features": {"seconds": {"type": "number", "missing": 0}, "price": {"type": "bool", "missing": False}, "vector": {"vector": 2, "missing": [0, 0]},
                                                    "word": {"hash": 3, "missing": ""}, "sort": {"categories": ["view", 1], "missing": "view"}}}}}

@@ -1,4 +1,4 @@
-"""Hostile records through decoder, Arrow reader and loop: what stands for more than its bytes is a dead letter, its neighbours go in."""
+"""Hostile records through decoder, Arrow reader and loop: what stands for more than its bytes is a dead letter, its neighbors go in."""
 
 import json
 import re

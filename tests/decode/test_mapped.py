@@ -105,7 +105,7 @@ def test_a_record_that_cannot_be_mapped_is_refused_with_its_path(clicks, value, 
     got = clicks.refused(value)
     assert got[0] in reason.split("|")
     assert any(s in got[1] for s in says.split("|")), got[1]
-    # Its neighbours go in, whatever it was.
+    # Its neighbors go in, whatever it was.
     values = [click()] * 20
     values[11] = value
     events, (bad,) = clicks.decode(*values)

@@ -1,4 +1,4 @@
-"""Arbitrary records of mapped topics end nothing and cost no neighbour; a fault that is put in is found by the same records."""
+"""Arbitrary records of mapped topics end nothing and cost no neighbor; a fault that is put in is found by the same records."""
 
 import pytest
 from hypothesis import given, settings
@@ -39,7 +39,7 @@ def crash_on_fractions_as_keys(monkeypatch):
     monkeypatch.setattr(mapping.Source, "key", lambda self, row: 1 // 0 if self.of(row) == 1.5 else key(self, row))
 
 
-def lose_a_neighbour(monkeypatch):
+def lose_a_neighbor(monkeypatch):
     block = mapped.MappedTopic._block
     monkeypatch.setattr(mapped.MappedTopic, "_block", lambda self, form, records, columns, origin: Taken(empty_block(self._rules.schema.edge_feature_dim))
                         if len(records) == 3 else block(self, form, records, columns, origin))
@@ -50,7 +50,7 @@ def read_a_missing_value_otherwise(monkeypatch):
     monkeypatch.setattr(encoding.Feature, "one", lambda self, value, path: [0.0] * self.width if value is None else one(self, value, path))
 
 
-@pytest.mark.parametrize("plant", [crash_on_empty_lists, crash_on_fractions_as_keys, lose_a_neighbour, read_a_missing_value_otherwise])
+@pytest.mark.parametrize("plant", [crash_on_empty_lists, crash_on_fractions_as_keys, lose_a_neighbor, read_a_missing_value_otherwise])
 def test_a_fault_is_found(tmp_path, monkeypatch, plant):
     plant(monkeypatch)
     with pytest.raises((IndexError, ZeroDivisionError, AssertionError, TypeError)):
@@ -63,7 +63,7 @@ ANY = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_n
 
 @settings(max_examples=150, deadline=None)
 @given(values=st.lists(ANY | st.binary(max_size=60), max_size=12))
-def test_any_json_and_any_bytes_leave_their_neighbours(tmp_path_factory, values):
+def test_any_json_and_any_bytes_leave_their_neighbors(tmp_path_factory, values):
     topic = Topic(CLICKS, tmp_path_factory.mktemp("any"))
     records = [click(user_id=-1 - i) for i in range(len(values) + 1)]
     mixed = [v for pair in zip(records, [*values, click()], strict=True) for v in pair]

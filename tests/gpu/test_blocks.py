@@ -405,7 +405,7 @@ def test_page_locks_end_with_the_graph_so_that_the_next_may_lie_where_it_lay(dev
         assert not pages.locked, "no collector of garbage had to run"
 
 
-def test_more_neighbours_than_a_thread_can_remember_are_refused(device):
+def test_more_neighbors_than_a_thread_can_remember_are_refused(device):
     _, gpu = twins(device)
     gpu.insert(np.array([0]), np.array([1]))
     assert recent(gpu, np.array([0]), 1, 500).mask.sum() == 1

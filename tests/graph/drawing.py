@@ -1,4 +1,4 @@
-"""Neighbours of a graph, and what they should be by looking at every event."""
+"""Neighbors of a graph, and what they should be by looking at every event."""
 
 import numpy as np
 
@@ -28,7 +28,7 @@ def wanted(src, dst, roots, since, before, draw, hidden=(), first=0):
 
 
 def rows(found: Neighbors):
-    """Answers as lists of (event, neighbour); the padding must be zeros."""
+    """Answers as lists of (event, neighbor); the padding must be zeros."""
     assert not found.event[~found.mask].any() and not found.neighbor[~found.mask].any()
     assert (np.diff(found.mask.astype(int), axis=1) <= 0).all(), "what is found comes first"
     return [list(zip(e[m].tolist(), n[m].tolist(), strict=True))

@@ -18,7 +18,7 @@ def entries(
     hidden: Collection[int] = (),
     direction: str = "both",
 ) -> list[tuple[int, int]]:
-    """(event id, neighbour) of a node among events [since, before), oldest first, by looking at
+    """(event id, neighbor) of a node among events [since, before), oldest first, by looking at
     every event. hidden: ids of deleted events."""
     out = []
     for event, (u, v) in enumerate(zip(src_E.tolist(), dst_E.tolist(), strict=True), first_event):

@@ -111,7 +111,7 @@ def test_event_ids_go_on_from_where_the_log_starts():
     assert graph.next_event == 1_002
 
 
-def test_a_neighbourhood_says_for_each_root_who_and_how_long_ago():
+def test_a_neighborhood_says_for_each_root_who_and_how_long_ago():
     src, dst, time = stream(200)
     features = np.arange(400, dtype=np.float32).reshape(200, 2)
     graph = BlockGraph()
@@ -232,7 +232,7 @@ def test_offloading_and_the_end_of_what_the_log_keeps_go_together():
 
 
 @pytest.mark.parametrize("directions", [("both",), ("out",), ("in", "out")])
-def test_a_deleted_node_vanishes_from_neighbours_though_its_own_events_were_offloaded_and_read_back(directions):
+def test_a_deleted_node_vanishes_from_neighbors_though_its_own_events_were_offloaded_and_read_back(directions):
     """1 meets 0 long ago, then 2 again and again: the entry at 0 is offloaded, the one at 1 may not be.
 
     0 <-- 1 --> 2 --> 2 ... and when the log is read back it already hides what is of 0

@@ -25,7 +25,7 @@ def columns_of(time, features=None, cuts=(), first=0):
 
 
 def star(num_edges):
-    """Node 0 meets 1, 2, ...: every neighbour is an event of its own.
+    """Node 0 meets 1, 2, ...: every neighbor is an event of its own.
 
     0: 0 --> 1
     1: 0 --> 2
@@ -167,7 +167,7 @@ def test_times_and_features_come_from_the_mapped_segments(tmp_path):
     assert (edges_before(log.columns, queries) == want).all()
 
 
-def test_an_empty_log_has_no_times_and_no_neighbours():
+def test_an_empty_log_has_no_times_and_no_neighbors():
     nothing = EdgeColumns.of([], 0, 2)
     layer, = TemporalSampler(BlockGraph(), [3], columns=nothing).sample(np.array([0, 5]), np.array([9, 9]))
     assert not layer.mask.any() and edge_features(nothing, layer.eid, layer.mask).shape == (2, 3, 2)

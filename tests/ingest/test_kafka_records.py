@@ -109,7 +109,7 @@ def reframed(data):
     return with_checksum(data)
 
 
-def test_a_malformed_record_is_refused_and_its_neighbours_are_read():
+def test_a_malformed_record_is_refused_and_its_neighbors_are_read():
     bad = bytearray(record_bytes(b"bad", 1))
     bad[5] = 0x7F  # announces a value longer than the record
     data = reframed(batch_of(record_bytes(b"a", 0), bytes(bad), record_bytes(b"c", 2)))
@@ -153,7 +153,7 @@ def test_the_class_of_kafka_python_that_is_replaced_is_the_one_its_reader_uses()
     assert isinstance(MemoryRecords(batch(0, b"", 1)).next_batch(), SafeBatch)
 
 
-def test_a_record_of_very_many_headers_is_refused_and_its_neighbours_are_read():
+def test_a_record_of_very_many_headers_is_refused_and_its_neighbors_are_read():
     many = [("", b"")] * (MAX_HEADERS + 1)
     records, following = read(batch(0, b"a", 1), batch(4, b"b", 1, many), batch(0, b"c", 1, many[1:]))
     assert [r.headers == [(REFUSED_HEADER, b"")] for r in records] == [False, True, False]

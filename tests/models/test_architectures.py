@@ -102,8 +102,8 @@ def test_every_weight_of_a_model_learns(live, name):
     assert still == []
 
 
-def test_two_hops_are_the_layer_applied_to_what_it_made_of_each_neighbour(live):
-    """The plain recursion: a root's neighbours are embedded by the first layer as roots of their own."""
+def test_two_hops_are_the_layer_applied_to_what_it_made_of_each_neighbor(live):
+    """The plain recursion: a root's neighbors are embedded by the first layer as roots of their own."""
     model, root, before = model_of("sage"), 3, 500
     encoder, query = model.encoder, int(live.log.time_of(np.array([499]))[0])
 
@@ -123,7 +123,7 @@ def test_two_hops_are_the_layer_applied_to_what_it_made_of_each_neighbour(live):
 
 
 @pytest.mark.parametrize("edge_dim", [0, 2])
-def test_gcn_equals_its_dense_form_where_all_neighbours_are_sampled(tmp_path, edge_dim):
+def test_gcn_equals_its_dense_form_where_all_neighbors_are_sampled(tmp_path, edge_dim):
     """
         0 --- 1 === 2      a repeated edge between 1 and 2, a self loop at 3, node 4 alone until the last edge
               |

@@ -8,7 +8,7 @@ from streamd.models.layers.tgn import TGNLayer
 
 
 def plain_attention(layer, query, entry, mask):
-    """Project every neighbour, as the paper writes it, in float64."""
+    """Project every neighbor, as the paper writes it, in float64."""
     layer = layer.double()
     q = layer.query(query.double()).view(-1, 1, layer.heads, layer.width)
     k, v = (f(entry.double()).view(*entry.shape[:2], layer.heads, layer.width) for f in (layer.key, layer.value))
@@ -24,7 +24,7 @@ def test_attention_by_associativity_equals_the_plain_form():
     mask = torch.rand(7, 5) < 0.6
     mask[3] = False
     fast = layer(query, entry.split([5, 6], 2), mask)
-    assert torch.equal(fast[3], torch.zeros(8)), "a root without neighbours gets nothing"
+    assert torch.equal(fast[3], torch.zeros(8)), "a root without neighbors gets nothing"
     torch.testing.assert_close(fast.double(), plain_attention(layer, query, entry, mask), atol=1e-5, rtol=1e-5)
 
 

@@ -49,7 +49,7 @@ def without_match(model):
     return {name: array for name, array in model.arrays().items() if not name.startswith(MATCH)}
 
 
-def test_the_match_is_the_cosine_of_the_candidates_features_with_the_sum_of_the_neighbours():
+def test_the_match_is_the_cosine_of_the_candidates_features_with_the_sum_of_the_neighbors():
     model = build_model(settings_of(), SCHEMA, 0)
     inputs = inputs_of(model)
     raw, features = inputs.node_MD, 2 * inputs.node_MD + 1
@@ -62,7 +62,7 @@ def test_the_match_is_the_cosine_of_the_candidates_features_with_the_sum_of_the_
         for v in range(ROOTS):
             want = torch.cosine_similarity(near, features[v] * has[v], 0)
             torch.testing.assert_close(src_UD[u] @ dst_UD[v], want)
-    assert not src_UD[0].any(), "a source without neighbours matches nothing"
+    assert not src_UD[0].any(), "a source without neighbors matches nothing"
     assert not dst_UD[~has[:ROOTS]].any(), "neither does a candidate without features"
 
 

@@ -150,7 +150,7 @@ class FeaturesFirst(nn.Module):
 
 
 class Relations(Encoder):
-    """With several edge sets each has a vector, which is added to the neighbours that its edges lead to."""
+    """With several edge sets each has a vector, which is added to the neighbors that its edges lead to."""
 
     def __init__(self, kind, num_layers, settings, schema):
         super().__init__(kind, num_layers, settings, schema)

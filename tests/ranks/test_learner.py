@@ -97,7 +97,7 @@ def named(inputs):
 
 
 def sampled(inputs):
-    """(hop, root) -> its neighbours, events, times and features."""
+    """(hop, root) -> its neighbors, events, times and features."""
     for h, hop in enumerate(inputs.hops):
         for row, root in enumerate(inputs.node_M[hop.root_U].tolist()):
             neighbor = torch.where(hop.mask_UK[row], inputs.node_M[hop.neighbor_UK[row]], -1)

@@ -1,4 +1,4 @@
-"""A graph divided among ranks gives the neighbourhoods of one graph with all nodes, to the bit."""
+"""A graph divided among ranks gives the neighborhoods of one graph with all nodes, to the bit."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def sampled(graph, roots, plan):
     ([3, 3, 2], "recent", distinct_nodes, 100),
     ([4, 4], "recent", earlier_windows([3500, 2000, 500]), 2000),
 ], ids=["one hop", "two hops drawn", "three hops", "windows"])
-def test_neighbourhoods_are_those_of_one_graph(size, plan):
+def test_neighborhoods_are_those_of_one_graph(size, plan):
     whole = made(run(1, lambda ranks: ranks)[0])
     for rank, got in enumerate(run(size, lambda ranks: sampled(made(ranks), ASKED[ranks.rank], plan))):
         for a, b in zip(got, sampled(whole, ASKED[rank], plan), strict=True):

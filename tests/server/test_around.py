@@ -31,7 +31,7 @@ def look(world, key="n:3", edge_set=0):
     return found().content(*world.state.sets.names)
 
 
-def test_the_newest_events_of_a_node_and_of_its_neighbours_are_told(world):
+def test_the_newest_events_of_a_node_and_of_its_neighbors_are_told(world):
     got = look(world)
     log = LogReader.open(world.path)
     src, dst, time = log.edges(0, log.num_edges)

@@ -70,7 +70,7 @@ def recorded(world, long_chunk, monkeypatch, stale=None, learn=False):
 
 
 def seen_by_event(chunks):
-    """Of each scored event: its facts, its candidates, and the neighbours around each of them."""
+    """Of each scored event: its facts, its candidates, and the neighbors around each of them."""
     out = {}
     for chunk in chunks:
         if chunk.score is not None:

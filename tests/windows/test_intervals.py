@@ -34,11 +34,11 @@ def test_the_interval_of_independent_windows_holds_the_true_difference_95_times_
     assert share_held(MIN_WINDOWS, 0, block_length(MIN_WINDOWS)) >= 0.86
 
 
-def test_blocks_hold_the_difference_of_windows_that_resemble_their_neighbours_more_often_than_single_windows():
+def test_blocks_hold_the_difference_of_windows_that_resemble_their_neighbors_more_often_than_single_windows():
     assert share_held(100, 0.5, block_length(100)) > share_held(100, 0.5, 1) + 0.05
 
 
-def test_windows_that_resemble_their_neighbours_give_a_wider_interval_with_blocks():
+def test_windows_that_resemble_their_neighbors_give_a_wider_interval_with_blocks():
     rng, weight = np.random.default_rng(1), np.ones(400)
     alike, independent = windows(rng, 400, 0.8), windows(rng, 400, 0)
     assert radius(weight, alike, block_length(400)) > 1.5 * radius(weight, alike, 1)

@@ -2,7 +2,7 @@
 // streamd/graph/blocks/kernels.py and streamd/graph/blocks/sampling_kernels.py; every argument is eight bytes wide, so that any launcher can
 // pass them in the same way.
 //
-// One thread finds one neighbour of one root, and the threads of a root are adjacent: they read the same directory at the
+// One thread finds one neighbor of one root, and the threads of a root are adjacent: they read the same directory at the
 // same time, so a warp fetches each descriptor once and stores to consecutive addresses. A thread keeps its block's
 // descriptor in registers.
 

@@ -15,7 +15,7 @@ class BlockArrays(NamedTuple):
         block, number of entries (fillers included), index of the directory.
     blocks: int64[2 B], the directories: for each block of a node its first event id, ascending, and
         the index of its first entry, ~index if its entries are offloaded.
-    entries: int64[E], the arena: relative event id << 32 | neighbour.
+    entries: int64[E], the arena: relative event id << 32 | neighbor.
     hidden: uint8[N], 1 if an entry of the node is hidden.
     used: int64[2], numbers of allocated entries and directory slots.
     tau: int64[2], tau, which is a power of two, and its logarithm to base 2.
@@ -33,7 +33,7 @@ BLOCKS = record(BlockArrays, *[WRITTEN_INTS] * 3, writes(np.uint8), WRITTEN_INTS
 
 
 class Query(NamedTuple):
-    """A query of a block store: each root's neighbours in events [since, before).
+    """A query of a block store: each root's neighbors in events [since, before).
 
     root, since, before: int64[R], the latter clipped to the store's events [first, next); roots
     from num_nodes on are unknown. node: int64[R], the roots' node ids. distinct: int32[D], indices

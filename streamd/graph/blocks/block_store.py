@@ -227,12 +227,12 @@ class BlockStore:
 
 
 class BlockGraph:
-    """An append-only temporal multigraph on the host, which samples neighbours (`NeighborSampler`).
+    """An append-only temporal multigraph on the host, which samples neighbors (`NeighborSampler`).
     Owner: one thread per role.
 
     stores: by (edge set, direction), one for each that queries sample from. `both`, and all sets
     together, have their own stores, in which an insert merges directions or sets by event id:
-    merging in a query would cost a search for every neighbour drawn at random.
+    merging in a query would cost a search for every neighbor drawn at random.
 
     Args:
         first_event: int, id of the first event that will be inserted. Default 0.
@@ -331,13 +331,13 @@ class BlockGraph:
 
     @property
     def finds_neighbors(self) -> bool:
-        """Whether a node's own entries name all of its neighbours: True for a graph with one store,
+        """Whether a node's own entries name all of its neighbors: True for a graph with one store,
         of both directions and all nodes, that has never offloaded a block."""
         is_one = set(self.stores) == {(ALL_SETS, "both")} and self._owned is None
         return is_one and not self._was_offloaded
 
     def hide_nodes(self, nodes: Int64) -> None:
-        """Delete all events of some nodes, with the entries of their neighbours. Raises:
+        """Delete all events of some nodes, with the entries of their neighbors. Raises:
         OffloadedError if this needs to read the log and there is no `read_back`."""
         nodes = np.unique(nodes[nodes >= 0])
         if self._owned is None:
@@ -352,7 +352,7 @@ class BlockGraph:
             return
 
         # A store of one direction, or of some nodes, cannot find all entries that point to a node,
-        # and an entry that was read back after its delete has lost its neighbour. So find the
+        # and an entry that was read back after its delete has lost its neighbor. So find the
         # events in the log.
         since = max(self.first_event, self.since_event)
         for first in range(since, self.next_event, RESTORE_EVENTS):

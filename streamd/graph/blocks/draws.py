@@ -1,4 +1,4 @@
-"""The interface for drawing neighbours: hops call it, block stores implement it."""
+"""The interface for drawing neighbors: hops call it, block stores implement it."""
 
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -6,7 +6,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from streamd.graph.blocks.strategies import StrategyName
 
 Direction = Literal["out", "in", "both"]
-"""The events that lead from a node to a neighbour: "out", those of which it is the source; "in",
+"""The events that lead from a node to a neighbor: "out", those of which it is the source; "in",
 those of which it is the destination; or "both", in which a self loop counts once."""
 ALL_SETS = -1
 """Instead of an edge set's number: the events of all sets."""
@@ -16,7 +16,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draw:
-    """One draw of neighbours: `fanout` of them from a root's events in a direction.
+    """One draw of neighbors: `fanout` of them from a root's events in a direction.
 
     edge_set: number of the set to draw from. strategy: a key of
     `streamd.graph.blocks.strategies.STRATEGIES`. replace: an event may be drawn twice. seed: of a
@@ -37,7 +37,7 @@ HopDraws = Draw | tuple[Draw, ...]
 
 @dataclass(frozen=True, slots=True)
 class Neighbors(Generic[A]):
-    """Sampled neighbours of R roots. neighbor, event: int64[R, k]; mask: bool[R, k], True first;
+    """Sampled neighbors of R roots. neighbor, event: int64[R, k]; mask: bool[R, k], True first;
     padding is 0. The columns of several draws are concatenated, and True comes first within each
     draw only."""
 
@@ -47,16 +47,16 @@ class Neighbors(Generic[A]):
 
 
 class NeighborSampler(Protocol[A]):
-    """A sampler of neighbours: the block graph on the host, its mirror on a device, or several
+    """A sampler of neighbors: the block graph on the host, its mirror on a device, or several
     threads of either."""
 
     def sample(
         self, root_R: A, since: "int | A", before: "int | A", draws: HopDraws
     ) -> Neighbors[A]:
-        """Draw neighbours of each root from its events [since, before); the columns of several
+        """Draw neighbors of each root from its events [since, before); the columns of several
         draws are concatenated.
 
-        root_R: int64[R] node ids; unknown nodes have no neighbours. since, before: one number for
+        root_R: int64[R] node ids; unknown nodes have no neighbors. since, before: one number for
         all roots, or int64[R]. Raises: OffloadedError if a draw needs events that cannot be read
         back.
         """

@@ -165,9 +165,9 @@ def next_roots(
     to_times: NDArray[Any],
     to_cutoff: NDArray[Any],
 ) -> None:
-    """Write the next hop's roots: the roots themselves, then their neighbours in row order, each at
+    """Write the next hop's roots: the roots themselves, then their neighbors in row order, each at
     its root's time and cutoff."""
-    # Neighbours are written after all roots.
+    # Neighbors are written after all roots.
     at = len(nodes)
     for r in range(len(nodes)):
         to_nodes[r], to_times[r], to_cutoff[r] = nodes[r], times[r], cutoff[r]

@@ -1,4 +1,4 @@
-"""Neighbours of neighbours: the loop over hops for host and device, roles and the public sampler,
+"""Neighbors of neighbors: the loop over hops for host and device, roles and the public sampler,
 and the rules for the roots of the next hop."""
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ class Roots(Generic[A]):
 
 @dataclass(frozen=True, slots=True)
 class SampledHop(Generic[A]):
-    """A hop's roots and their neighbours."""
+    """A hop's roots and their neighbors."""
 
     roots: Roots[A]
     found: Neighbors[A]
@@ -46,17 +46,17 @@ def sample_hops(
     for number, draw in enumerate(draws):
         found = sampler.sample(roots.node, roots.since, roots.before, draw)
         hops.append(SampledHop(roots, found))
-        # The last hop's neighbours are not roots of another hop.
+        # The last hop's neighbors are not roots of another hop.
         if number + 1 < len(draws):
             roots = next_roots(number, hops[-1])
     return hops
 
 
 def distinct_nodes(_: int, hop: SampledHop[A]) -> Roots[A]:
-    """Next roots: the distinct roots and neighbours of a hop, in the same events. since and before
+    """Next roots: the distinct roots and neighbors of a hop, in the same events. since and before
     of the hop must be one number for all roots."""
 
-    # Roots without neighbours stay in the next hop.
+    # Roots without neighbors stay in the next hop.
     arrays: Any = arrays_of(hop.roots.node)
     neighbor: Any = hop.found.neighbor
     reached = arrays.concatenate([hop.roots.node, neighbor[hop.found.mask]])

@@ -32,9 +32,9 @@ from streamd.graph.kernel_types import (
 )
 
 GONE = 0xFFFFFFFF
-"""Neighbour of a hidden entry, which is a deleted one or a filler. No node has this id."""
+"""Neighbor of a hidden entry, which is a deleted one or a filler. No node has this id."""
 NEIGHBOR_BITS = GONE
-"""Mask of the neighbour, the lower half of a packed entry. It equals GONE, which has all of these
+"""Mask of the neighbor, the lower half of a packed entry. It equals GONE, which has all of these
 bits set, so that `entry |= GONE` hides an entry and keeps its event id."""
 SPAN = 2**31 - 1
 """Relative event ids are below it, so that a packed entry is an int64 that is not negative."""
@@ -442,7 +442,7 @@ def hide_events(
 
 @compiled_for(BLOCKS, INTS)
 def hide_nodes(g: BlockArrays, nodes: NDArray[Any]) -> None:
-    """Hide all entries of some nodes, and the entries of their neighbours that point to them, in a
+    """Hide all entries of some nodes, and the entries of their neighbors that point to them, in a
     store of both directions. No block of the store may ever have been offloaded."""
     for node in nodes:
         at = g.nodes[4 * node + DIRECTORY]
@@ -453,10 +453,10 @@ def hide_nodes(g: BlockArrays, nodes: NDArray[Any]) -> None:
             for entry in range(start, start + size):
                 row = g.entries[entry]
                 other = row & NEIGHBOR_BITS
-                # A hidden entry has lost its neighbour.
+                # A hidden entry has lost its neighbor.
                 if other != GONE:
                     g.entries[entry] |= GONE
                     g.hidden[node] = 1
-                    # The neighbour has an entry of the same event.
+                    # The neighbor has an entry of the same event.
                     if other != node:
                         _hide(g, other, g.blocks[2 * (at + block)] + (row >> 32))

@@ -24,7 +24,7 @@ from streamd.graph.kernel_types import INTS, writes
 
 @inner
 def _pad(r: int, found: int, out: Sampled) -> None:
-    """Mark the first `found` neighbours of root r as real, and zero the rest."""
+    """Mark the first `found` neighbors of root r as real, and zero the rest."""
     for i in range(out.first, out.first + found):
         out.mask[r, i] = True
     for i in range(out.first + found, out.first + out.fanout):

@@ -1,4 +1,4 @@
-"""The strategies for drawing neighbours: each in words, as a kernel of the host and as one of the
+"""The strategies for drawing neighbors: each in words, as a kernel of the host and as one of the
 device.
 
 `tests/graph/reference_draws.py` has a plain reference of each.

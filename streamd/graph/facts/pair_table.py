@@ -151,7 +151,7 @@ def drop(f: FactArrays, entry: int) -> None:
         for r in range(NUM_RATES):
             f.weight[entry, side, r] = f.weight[last, side, r]
 
-    # Its neighbours in the list point to the new index.
+    # Its neighbors in the list point to the new index.
     before = f.before[last]
     after = f.after[last]
     f.before[entry], f.after[entry] = before, after

@@ -1,7 +1,7 @@
 """The pace of a replay: the usual steps by which its lead grows.
 
 A replay of history may send an hour of events in a second, so the lead of its events over their
-records' timestamps grows for as long as it runs. The *level* of some neighbouring events is the
+records' timestamps grows for as long as it runs. The *level* of some neighboring events is the
 median of their leads; one or two wrong clocks do not move it.
 """
 
@@ -28,7 +28,7 @@ def usual_step(lead: Int64) -> int:
     num = len(lead) // LEVEL_EVENTS
     if num < USUAL_STEPS + 2:
         return 0
-    # Levels of neighbouring events, and the steps between them; nothing confirms the last one yet.
+    # Levels of neighboring events, and the steps between them; nothing confirms the last one yet.
     level = np.median(lead[len(lead) - num * LEVEL_EVENTS :].reshape(num, LEVEL_EVENTS), axis=1)
     step = np.diff(level)[:-1]
     lowest_after = np.minimum.accumulate(level[::-1])[::-1][2:]

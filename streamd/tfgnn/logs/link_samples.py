@@ -1,7 +1,7 @@
 """Training samples of a log: for each event of an edge set, both of its endpoints before its time,
 and negative targets.
 
-A record has the neighbourhoods of all of these nodes, and TF-GNN's readout: a node set `_readout`
+A record has the neighborhoods of all of these nodes, and TF-GNN's readout: a node set `_readout`
 with a row for each pair, the event's own pair first, and the feature `label`, 1 for that pair and 0
 for the others. The edge sets `_readout/source` and `_readout/target` connect the nodes of a pair to
 its row.
@@ -227,7 +227,7 @@ class LinkSampler:
         target_P = np.concatenate([target_S[:, None], wrong_SK], axis=1)[has_SP]
         source_P = source_S[sample_P]
 
-        # Sample the neighbourhoods before the event's time.
+        # Sample the neighborhoods before the event's time.
         samples = np.arange(len(links))
         starts: dict[str, list[tuple[Array, Array]]] = {}
         starts.setdefault(self._ends.source, []).append((samples, source_S))
@@ -277,7 +277,7 @@ def sample_links(
     run: LinkRun, source: LogSource, progress: Progress = lambda what, done, total: None
 ) -> tuple[int, int]:
     """Write the training samples of the events in a log's range, shard by shard in time order.
-    Neighbourhoods include edges before the range.
+    Neighborhoods include edges before the range.
 
     Returns: the number of samples in all shards, and the number in shards that existed before.
     Raises: TFGNNError.

@@ -1,5 +1,5 @@
 """The nightly baseline (`training.nightly_twin`): the live model as it was at the last midnight UTC
-of event time, with weights, memory, facts and neighbours. It scores a sample of each window's
+of event time, with weights, memory, facts and neighbors. It scores a sample of each window's
 events and is never trained, so the difference shows the value of continuous training.
 
 It is stored as a folder `train/nightly/<event id>`: `weights.safetensors`, the files of its memory,
@@ -213,7 +213,7 @@ class Nightly:
         sets_E = self._log.edge_sets_of(event_E)
         facts = twin.facts.compute(src_E, self._log.time_of(event_E), candidate_EC, sets_E)
 
-        # Retention may have dropped neighbours since.
+        # Retention may have dropped neighbors since.
         before = max(twin.about.edge, self._log.first_edge)
         inputs = self._recorder.inputs_before(event_E, facts, src_E, candidate_EC, before)
         updated_PD = twin.model.updated(twin.memory)

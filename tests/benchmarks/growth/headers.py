@@ -29,7 +29,7 @@ def run() -> list[Row]:
     records = {name: read_all(data) for name, data in batches.items()}
     read = dict.fromkeys(FORMS, 0.0)
     decoded = dict(read)
-    # In turns, so that a noisy neighbour harms all forms alike.
+    # In turns, so that a noisy neighbor harms all forms alike.
     for _ in range(ROUNDS):
         for name in FORMS:
             read[name] = max(read[name], speed(read_all, batches[name]))
