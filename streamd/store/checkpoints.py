@@ -45,17 +45,17 @@ FILE = re.compile(
 )
 """A file of a checkpoint: in one of four folders, or by itself."""
 FOLDER_NAME = re.compile(r"[0-9][0-9.]*")
-"""Name of the folder of a checkpoint or nightly twin."""
+"""Name of the folder of a checkpoint or nightly baseline."""
 AGAIN = "none is needed: the trainer stores a checkpoint after each window."
 
 
 class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A trainer's state after a window, with its files in a store.
 
-    term: of the trainer. checkpoint, nightly: names of the folders of checkpoint and nightly twin;
-    nightly is "" if there is none. edge: id of the event at which training resumes. held: the
-    oldest event that this needs. purged_before: the state contains no data that deletes before this
-    event hide. files: with paths as in `FILE`. versions: all that the trainer had.
+    term: of the trainer. checkpoint, nightly: names of the folders of checkpoint and nightly
+    baseline; nightly is "" if there is none. edge: id of the event at which training resumes. held:
+    the oldest event that this needs. purged_before: the state contains no data that deletes before
+    this event hide. files: with paths as in `FILE`. versions: all that the trainer had.
     """
 
     format: int = FORMAT

@@ -228,12 +228,12 @@ def _report_scores(record: WindowRecord, schema: Schema) -> None:
         metrics.recurrence.set(share)
     night = record.scores.get("nightly")
     if night is not None:
-        live, twin = (
+        live, nightly = (
             (night["mrr_live_known"], night["mrr_known"])
             if "mrr_live_known" in night
             else (night["mrr_live"], night["mrr"])
         )
-        metrics.nightly_difference.set(live - twin)
+        metrics.nightly_difference.set(live - nightly)
 
     # Metrics by edge set and by node set.
     if schema.num_edge_sets > 1:

@@ -1,4 +1,4 @@
-"""The nightly twin: the live model as of the last midnight, which scores each window and learns nothing."""
+"""The nightly baseline: the live model as of the last midnight, which scores each window and learns nothing."""
 
 import dataclasses
 import json
@@ -52,7 +52,7 @@ def long_log(path, num_edges=350, hours=10, begin=20):
     write_log(path, src, dst, time + begin * HOUR, SCHEMA, watermark=100 * HOUR)
 
 
-def of_twin(trainer):
+def of_baseline(trainer):
     return trainer.nightly
 
 
@@ -86,7 +86,7 @@ def test_windows_are_scored_by_the_state_of_the_last_midnight(tmp_path, model):
     trainer, _, log = make(tmp_path, model__name=model)
     to_midnight(trainer)
     edge = trainer.edge
-    assert of_twin(trainer).name == "", "there was no midnight between two windows yet"
+    assert of_baseline(trainer).name == "", "there was no midnight between two windows yet"
     before = Learner(trainer._settings, log, ReplayStore.of(trainer._settings))
     before.take_over(trainer.learner)
     windows, records = [], []
@@ -95,8 +95,8 @@ def test_windows_are_scored_by_the_state_of_the_last_midnight(tmp_path, model):
         records.append(trainer.process(due[0]))
     want = slow_reference(trainer._settings, log, before, edge, windows)
     assert [r.scores["nightly"]["mrr"] for r in records] == pytest.approx(want, abs=1e-6) and len(want) >= 5
-    assert of_twin(trainer).name == f"{edge:020d}"
-    # The whole window was scored, so the two live scores are one; from the second window on the twin is another model.
+    assert of_baseline(trainer).name == f"{edge:020d}"
+    # The whole window was scored, so the two live scores are one; from the second window on the baseline is another model.
     for r in records:
         assert r.scores["nightly"]["mrr_live"] == r.scores["live"]["mrr"] and r.scores["nightly"]["events"] == r.num_scored
     assert any(r.scores["nightly"]["mrr"] != r.scores["live"]["mrr"] for r in records)
@@ -114,15 +114,15 @@ def test_the_state_of_midnight_does_not_move_while_the_live_one_learns(tmp_path)
     memory = {k: v.clone() for k, v in trainer.learner.memory.tensors().items()}
     facts = {k: v.copy() for k, v in trainer.recorder.live.facts.all.tensors().items()}
     process_all(trainer)
-    twin = of_twin(trainer)._twin
-    assert all(torch.equal(weights[k], v) for k, v in twin.model.state_dict().items() if k != COUNTS)
-    assert not twin.model.new_destinations.counts.any(), "what is new since midnight is not what is new"
-    assert all(torch.equal(memory[k], v) for k, v in twin.memory.tensors().items())
-    own = twin.facts.all.tensors()
+    baseline = of_baseline(trainer)._baseline
+    assert all(torch.equal(weights[k], v) for k, v in baseline.model.state_dict().items() if k != COUNTS)
+    assert not baseline.model.new_destinations.counts.any(), "what is new since midnight is not what is new"
+    assert all(torch.equal(memory[k], v) for k, v in baseline.memory.tensors().items())
+    own = baseline.facts.all.tensors()
     assert all(np.array_equal(facts[k], own[k]) for k in facts)
     assert any(not torch.equal(weights[k], v) for k, v in trainer.learner.model.state_dict().items())
     with pytest.raises(ValueError, match="are read-only"):
-        twin.facts.all.advance(*(np.zeros(1, np.int64),) * 3)
+        baseline.facts.all.advance(*(np.zeros(1, np.int64),) * 3)
 
 
 def test_a_large_window_is_sampled_and_both_are_scored_on_the_same_events(tmp_path, monkeypatch):
@@ -157,7 +157,7 @@ def test_a_trainer_killed_after_midnight_resumes_to_the_same_bits(tmp_path, step
         long_log(path, 250, 8)
     assert train(paths[0]) == 0 and train(paths[1], step, number) == -9 and train(paths[1]) == 0
     want, got = map(outcome, paths)
-    assert want == got and "nightly" in want[1][-1][2], "records hold the twin's scores"
+    assert want == got and "nightly" in want[1][-1][2], "records hold the baseline's scores"
     stored = [{p.name: p.read_bytes() for p in sorted((path / "train/nightly").rglob("*")) if p.is_file()} for path in paths]
     assert stored[0] == stored[1] and "facts.safetensors" in stored[0]
 
@@ -168,7 +168,7 @@ def test_the_next_midnight_replaces_it_and_one_folder_stays(tmp_path):
     names = []
     while due := trainer.due():
         trainer.process(due[0])
-        names.append(of_twin(trainer).name)
+        names.append(of_baseline(trainer).name)
         folders = [p.name for p in (tmp_path / "train").glob("nightly/*")]
         assert folders == [n for n in names[-1:] if n]
     assert len(set(names) - {""}) == 2 and names[:4] == [""] * 4
@@ -187,26 +187,26 @@ def test_each_edge_set_has_its_score_of_the_night(tmp_path):
     total = sum(own.scores["nightly"]["mrr"] * own.num_scored for own in last.edge_sets.values())
     assert total / last.num_scored == pytest.approx(last.scores["nightly"]["mrr"])
     again = Trainer(s, Paths.of(s, "train"), "cpu", log, Registry.of(s), SystemClock(), Heartbeat(tmp_path, "train"))
-    for ours, theirs in zip((of_twin(trainer)._twin.facts.all, *of_twin(trainer)._twin.facts.per_set),
-                            (of_twin(again)._twin.facts.all, *of_twin(again)._twin.facts.per_set), strict=True):
+    for ours, theirs in zip((of_baseline(trainer)._baseline.facts.all, *of_baseline(trainer)._baseline.facts.per_set),
+                            (of_baseline(again)._baseline.facts.all, *of_baseline(again)._baseline.facts.per_set), strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(ours.tensors().values(), theirs.tensors().values(), strict=True))
 
 
-def test_compaction_takes_the_twin_that_may_hold_what_was_deleted(tmp_path):
+def test_compaction_takes_the_baseline_that_may_hold_what_was_deleted(tmp_path):
     long_log(tmp_path)
     trainer, _, log = make(tmp_path)
     to_midnight(trainer)
     trainer.process(trainer.due()[0])
-    assert (tmp_path / "train/nightly" / of_twin(trainer).name).is_dir()
-    ask_to_compact(tmp_path, of_twin(trainer)._twin.about.window_edge)
+    assert (tmp_path / "train/nightly" / of_baseline(trainer).name).is_dir()
+    ask_to_compact(tmp_path, of_baseline(trainer)._baseline.about.window_edge)
     trainer.process(trainer.due()[0])
-    assert of_twin(trainer).name, "all of it was learned after the event up to which compaction goes"
+    assert of_baseline(trainer).name, "all of it was learned after the event up to which compaction goes"
     ask_to_compact(tmp_path, log.num_edges)
     record = trainer.process(trainer.due()[0])
-    assert "nightly" in record.scores and of_twin(trainer).name == "" and not list((tmp_path / "train/nightly").iterdir())
+    assert "nightly" in record.scores and of_baseline(trainer).name == "" and not list((tmp_path / "train/nightly").iterdir())
     assert "nightly" not in trainer.process(trainer.due()[0]).scores
     again, _, _ = make(tmp_path)
-    assert of_twin(again).name == ""
+    assert of_baseline(again).name == ""
 
 
 def test_events_of_deleted_nodes_are_not_asked_of_it(tmp_path, monkeypatch):
@@ -250,19 +250,19 @@ def other_schema(folder):
 
 @pytest.mark.parametrize("spoil", [shutil.rmtree, damage_weights, damage_facts, other_schema,
                                    lambda folder: (folder / "twin.json").write_text("{")])
-def test_a_twin_that_cannot_be_read_is_left_out_until_midnight_and_the_trainer_goes_on(tmp_path, spoil):
+def test_a_baseline_that_cannot_be_read_is_left_out_until_midnight_and_the_trainer_goes_on(tmp_path, spoil):
     long_log(tmp_path)
     trainer, _, _ = make(tmp_path)
     to_midnight(trainer)
     process_all(trainer, 2)
-    spoil(tmp_path / "train/nightly" / of_twin(trainer).name)
+    spoil(tmp_path / "train/nightly" / of_baseline(trainer).name)
     with structlog.testing.capture_logs() as logs:
         again, _, _ = make(tmp_path)
-    assert [x["event"] for x in logs].count("nightly_twin_lost") == 1
+    assert [x["event"] for x in logs].count("nightly_baseline_lost") == 1
     assert again.edge == trainer.edge and "nightly" not in process_all(again)[-1].scores
 
 
-def test_a_checkpoint_of_a_release_without_a_twin_opens(tmp_path):
+def test_a_checkpoint_of_a_release_without_a_baseline_opens(tmp_path):
     long_log(tmp_path)
     trainer, _, _ = make(tmp_path)
     process_all(trainer, 6)
@@ -271,11 +271,11 @@ def test_a_checkpoint_of_a_release_without_a_twin_opens(tmp_path):
     assert cursor.pop("nightly")
     (folder / "cursor.json").write_text(json.dumps(cursor))
     again, _, _ = make(tmp_path)
-    assert again.edge == trainer.edge and of_twin(again).name == ""
+    assert again.edge == trainer.edge and of_baseline(again).name == ""
     assert process_all(again)[-1].scores["live"]
 
 
-def test_a_full_disk_at_midnight_costs_the_twin_and_not_the_window(tmp_path, monkeypatch):
+def test_a_full_disk_at_midnight_costs_the_baseline_and_not_the_window(tmp_path, monkeypatch):
     long_log(tmp_path)
     trainer, _, _ = make(tmp_path)
     to_midnight(trainer)
@@ -289,7 +289,7 @@ def test_a_full_disk_at_midnight_costs_the_twin_and_not_the_window(tmp_path, mon
     monkeypatch.setattr(PairFacts, "save", full)
     with structlog.testing.capture_logs() as logs:
         records = process_all(trainer)
-    assert [x["event"] for x in logs].count("nightly_twin_not_stored") == 1
+    assert [x["event"] for x in logs].count("nightly_baseline_not_stored") == 1
     assert all(r.num_scored and r.version and "nightly" not in r.scores for r in records)
 
 
@@ -301,7 +301,7 @@ def test_several_ranks_say_loudly_that_they_have_none(tmp_path):
         learner.ranks = dataclasses.replace(learner.ranks, learning=SimpleNamespace(size=2, rank=0 if is_first else 1))
         with structlog.testing.capture_logs() as logs:
             one = nightly.Nightly(trainer._settings, log, learner, trainer.recorder, tmp_path / "train", lambda memory: ())
-        assert [(x["event"], x["log_level"]) for x in logs] == [("nightly_twin_off", "warning")] * is_first
+        assert [(x["event"], x["log_level"]) for x in logs] == [("nightly_baseline_off", "warning")] * is_first
         one.restore("00000000000000000001")
         assert one.name == "" and one.score(np.arange(3), lambda: None) is None
 

@@ -57,7 +57,7 @@ StoreMemory = Callable[[Memory], tuple[ImmutableFile, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TwinFile:
+class NightlyFile:
     """The content of `twin.json`.
 
     edge: id of the first event after midnight. window_edge: first event of the last window that was
@@ -75,10 +75,10 @@ class TwinFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
+class NightlyBaseline:
     """The state of one midnight; immutable."""
 
-    about: TwinFile
+    about: NightlyFile
     model: LinkModel
     memory: Memory
     facts: SetFacts
@@ -118,7 +118,7 @@ class Nightly:
         self._recorder = recorder
         self._folder = folder / FOLDER
         self._store_memory = store_memory
-        self._twin: Twin | None = None
+        self._baseline: NightlyBaseline | None = None
         self._seconds = 0.0
         self._candidates: list[Int64] = []
         """int64[E, 101] for each scored chunk of the window."""
@@ -127,15 +127,15 @@ class Nightly:
             self._is_on = False
             if learner.ranks.is_first:
                 logger.warning(
-                    "nightly_twin_off",
+                    "nightly_baseline_off",
                     reason="several training.ranks share graph and memory",
-                    meaning="windows have no scores of a nightly model",
+                    meaning="windows have no scores of the nightly baseline",
                 )
 
     @property
     def name(self) -> str:
         """Name of the baseline's folder, for checkpoints; "" if there is none."""
-        return f"{self._twin.about.edge:020d}" if self._twin else ""
+        return f"{self._baseline.about.edge:020d}" if self._baseline else ""
 
     # While windows are scored
 
@@ -149,27 +149,27 @@ class Nightly:
         if not self._is_on or not self._learner.num_learned or not self._begins_day(window):
             return
         begun = time.perf_counter()
-        self._twin = None
+        self._baseline = None
         try:
-            self._twin = self._make(window.first_edge, window_edge)
+            self._baseline = self._make(window.first_edge, window_edge)
         except OSError as error:
             # A full disk must not stop the training.
             logger.error(
-                "nightly_twin_not_stored",
+                "nightly_baseline_not_stored",
                 error=str(error),
-                meaning="the windows of this day have no scores of a nightly model",
+                meaning="the windows of this day have no scores of the nightly baseline",
             )
         self._report()
         self._seconds += time.perf_counter() - begun
 
     def note(self, chunk: Chunk) -> None:
         """Keep the candidates of a chunk of the window, if it has scored events."""
-        if self._twin is not None and chunk.score is not None:
+        if self._baseline is not None and chunk.score is not None:
             roots = chunk.score.node_M[chunk.score.hops[0].root_U]
             self._candidates.append(roots[chunk.score.candidate_EC[:, SCORED]].numpy())
 
     @torch.no_grad()
-    @memory_for("scoring a window by the nightly model")
+    @memory_for("scoring a window by the nightly baseline")
     def score(self, event_E: Int64, on_chunk: Callable[[], None]) -> NightlyScores | None:
         """Score a seeded sample of the window's scored events.
 
@@ -178,7 +178,7 @@ class Nightly:
 
         Returns: None if there is no baseline.
         """
-        if self._twin is None or not len(event_E):
+        if self._baseline is None or not len(event_E):
             return None
         begun = time.perf_counter()
         row_N = np.arange(len(event_E))
@@ -207,17 +207,17 @@ class Nightly:
 
     def _logits(self, event_E: Int64, candidate_EC: Int64) -> Float32:
         """The baseline's logits of events and their candidates, float32[E, C]."""
-        twin = self._twin
-        assert twin is not None
+        baseline = self._baseline
+        assert baseline is not None
         src_E = self._log.gather("src", event_E)
         sets_E = self._log.edge_sets_of(event_E)
-        facts = twin.facts.compute(src_E, self._log.time_of(event_E), candidate_EC, sets_E)
+        facts = baseline.facts.compute(src_E, self._log.time_of(event_E), candidate_EC, sets_E)
 
         # Retention may have dropped neighbors since.
-        before = max(twin.about.edge, self._log.first_edge)
+        before = max(baseline.about.edge, self._log.first_edge)
         inputs = self._recorder.inputs_before(event_E, facts, src_E, candidate_EC, before)
-        updated_PD = twin.model.updated(twin.memory)
-        return self._learner.transfer.logits(twin.model, twin.memory, inputs, updated_PD)
+        updated_PD = baseline.model.updated(baseline.memory)
+        return self._learner.transfer.logits(baseline.model, baseline.memory, inputs, updated_PD)
 
     def _begins_day(self, window: Window) -> bool:
         """Whether the event before a window is on an earlier day."""
@@ -228,7 +228,7 @@ class Nightly:
 
     # Creation and restart
 
-    def _make(self, edge: int, window_edge: int) -> Twin:
+    def _make(self, edge: int, window_edge: int) -> NightlyBaseline:
         """Store the live state as a baseline. Raises: OSError.
 
         1. Save the facts to files.
@@ -237,7 +237,7 @@ class Nightly:
         """
         learner = self._learner
         live = self._recorder.live
-        assert live.edge == edge == learner.memory.edge, "a twin is made between two windows"
+        assert live.edge == edge == learner.memory.edge, "a baseline is made between two windows"
         home = self._folder
         home.mkdir(parents=True, exist_ok=True)
         remove_scratch(home)
@@ -248,7 +248,7 @@ class Nightly:
         facts = [path, *(beside(path, n) for n in range(len(live.facts.per_set)))]
         weights = save({k: v.contiguous() for k, v in learner.model.state_dict().items()})
         memory = {MEMORY.format(i): f for i, f in enumerate(self._store_memory(learner.memory))}
-        about = TwinFile(
+        about = NightlyFile(
             edge=edge,
             window_edge=window_edge,
             memory_us=learner.memory.now_us,
@@ -276,8 +276,8 @@ class Nightly:
         # The memory's copy shares unchanged rows with the live one.
         model = copy.deepcopy(learner.model).eval()
         model.new_destinations.stop()
-        logger.info("nightly_twin_made", edge=edge, facts_bytes=_num_bytes(folder))
-        return Twin(about, model, learner.memory.copy(), self._map_facts(folder))
+        logger.info("nightly_baseline_made", edge=edge, facts_bytes=_num_bytes(folder))
+        return NightlyBaseline(about, model, learner.memory.copy(), self._map_facts(folder))
 
     def _map_facts(self, folder: Path) -> SetFacts:
         facts = self._recorder.live.facts.fresh(0)
@@ -293,7 +293,7 @@ class Nightly:
         if not name or not self._is_on:
             return
         try:
-            self._twin = self._read(self._folder / name)
+            self._baseline = self._read(self._folder / name)
         except (
             OSError,
             msgspec.DecodeError,
@@ -303,22 +303,22 @@ class Nightly:
             TypeError,
         ) as error:
             logger.warning(
-                "nightly_twin_lost",
+                "nightly_baseline_lost",
                 name=name,
                 reason=str(error),
-                meaning="until the next midnight, windows have no scores of a nightly model",
+                meaning="until the next midnight, windows have no scores of the nightly baseline",
             )
         self._report()
 
-    def _read(self, folder: Path) -> Twin:
+    def _read(self, folder: Path) -> NightlyBaseline:
         """Read a stored baseline. Raises: OSError, DecodeError, CorruptionError, VersionError,
         KeyError, TypeError."""
         learner = self._learner
-        about = msgspec.json.decode((folder / "twin.json").read_bytes(), type=TwinFile)
+        about = msgspec.json.decode((folder / "twin.json").read_bytes(), type=NightlyFile)
         made_on = Schema.restored(about.schema)
         if about.format > FORMAT or made_on != learner.model.schema:
             raise VersionError(
-                f"The nightly model {folder.name} is of another schema or a newer streamd.",
+                f"The nightly baseline {folder.name} is of another schema or a newer streamd.",
                 "none is needed.",
             )
         weights = (folder / WEIGHTS).read_bytes()
@@ -342,16 +342,18 @@ class Nightly:
             model.device,
             like=learner.memory,
         )
-        return Twin(about, model.eval(), memory, self._map_facts(folder))
+        return NightlyBaseline(about, model.eval(), memory, self._map_facts(folder))
 
     def drop_before(self, compaction_request: int | None) -> None:
         """Drop the baseline if compaction was requested up to an event after the start of its last
         window: it may hold deleted data."""
-        if self._twin is None or compaction_request is None:
+        if self._baseline is None or compaction_request is None:
             return
-        if self._twin.about.window_edge < compaction_request:
-            logger.info("nightly_twin_dropped", reason="it may hold data that compaction removes")
-            self._twin = None
+        if self._baseline.about.window_edge < compaction_request:
+            logger.info(
+                "nightly_baseline_dropped", reason="it may hold data that compaction removes"
+            )
+            self._baseline = None
             self.sweep()
             self._report()
 
@@ -368,9 +370,9 @@ class Nightly:
 
     def _report(self) -> None:
         """Set the metrics of the baseline's size."""
-        on_disk = _num_bytes(self._folder / self.name) if self._twin else 0
+        on_disk = _num_bytes(self._folder / self.name) if self._baseline else 0
         metrics.nightly_bytes.labels("mapped").set(on_disk)
-        slots = self._twin.facts.num_bytes_of_slots if self._twin else 0
+        slots = self._baseline.facts.num_bytes_of_slots if self._baseline else 0
         metrics.nightly_bytes.labels("memory").set(slots)
 
 
