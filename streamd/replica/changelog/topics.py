@@ -21,6 +21,9 @@ CLUSTER_CHARACTERS = 128
 """Characters of a cluster's id that are stored: Kafka's ids have 22."""
 DEFAULT_MAX_BYTES = 1_048_588
 """Kafka's default of `max.message.bytes`."""
+MIN_MESSAGE_BYTES = 72_000
+"""Smallest `max.message.bytes`. Of each record, HEAD_BYTES and OVERHEAD_BYTES are reserved: less
+leaves no room for rows, and no number of records would take a commit."""
 WANTED = {
     "cleanup.policy": "delete",
     "retention.ms": FOREVER,
@@ -102,6 +105,9 @@ def look_at_topic(admin: KafkaAdminClient, name: str) -> TopicState | None:
         for key, value in CHECKED.items()
         if found.get(key, value) != value
     ]
+    size = int(found.get("max.message.bytes", DEFAULT_MAX_BYTES))
+    if size < MIN_MESSAGE_BYTES:
+        wrong.append(f"max.message.bytes {size:,}, not {MIN_MESSAGE_BYTES:,} or more")
     if wrong:
         raise ChangelogError(
             f"The topic {name!r} has {', '.join(wrong)}.",
@@ -115,7 +121,6 @@ def look_at_topic(admin: KafkaAdminClient, name: str) -> TopicState | None:
         warnings.append(f"{num_brokers} brokers: a lost disk loses acknowledged commits")
     elif replicas < REPLICAS or in_sync < MIN_IN_SYNC:
         warnings.append(f"{replicas} copies, {in_sync} in sync: fewer than 3 and 2")
-    size = int(found.get("max.message.bytes", DEFAULT_MAX_BYTES))
     changelog = ChangelogId(
         str(cluster.get("cluster_id") or "")[:CLUSTER_CHARACTERS],
         str(described.get("topic_id") or ""),
