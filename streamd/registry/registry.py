@@ -387,8 +387,10 @@ class Registry:
                     self._drop_memory(manifest)
 
     def _drop_memory(self, manifest: Manifest) -> None:
-        for file in memory_names(manifest):
-            self._disk.unlink(self.folder / manifest.name / file)
+        files = [self.folder / manifest.name / name for name in memory_names(manifest)]
+        # Without the last file, all are gone already.
+        for file in files if files and files[-1].exists() else ():
+            self._disk.unlink(file)
 
     def put(self, name: str, folder: Path) -> None:
         """Rename a durable folder to a version's name, and replace an older version of that

@@ -5,6 +5,7 @@ import multiprocessing
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -99,6 +100,21 @@ def test_champion_shadow_and_the_newest_version_with_its_parent_keep_their_memor
     registry.prune()
     assert registry.names() == [first, "13-3", "14-4", "15-5"]
     assert with_memory(registry) == [first, "14-4", "15-5"]
+
+
+def test_a_drop_of_memory_that_was_killed_is_finished_and_nothing_is_removed_twice(registry, monkeypatch):
+    first = registry.publish(candidate(1)).version
+    for n in range(2, 5):
+        registry.publish(candidate(n), incumbent=first)
+    dropped = registry.manifest("12-2")
+    files = [registry.folder / "12-2" / name for name in memory_names(dropped)]
+    assert len(files) > 1 and not any(file.exists() for file in files)
+    files[-1].touch()
+    removed = []
+    monkeypatch.setattr(registry, "_disk", SimpleNamespace(unlink=lambda path: (removed.append(path), path.unlink(missing_ok=True))))
+    registry.prune()
+    registry.prune()
+    assert removed == files and not files[-1].exists()
 
 
 def test_another_machine_keeps_the_memory_of_the_versions_that_the_trainer_keeps_it_of(registry):
