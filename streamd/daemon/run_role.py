@@ -343,7 +343,7 @@ def _learn(
 
     # The trainer waits for ingest to make the log. Where the log gets further sets or features, it
     # goes on with a new reader.
-    while not ranks.tell(stop.is_set()):
+    while not ranks.broadcast(stop.is_set()):
         reader = LogReader.open(paths.log, keep_keys=False)
         if ranks.all(reader is not None):
             assert reader is not None

@@ -21,7 +21,7 @@ from streamd.ranks.process_group import (
     counts_from,
     gather,
     gather_array,
-    tell,
+    broadcast,
 )
 from streamd.tensors import pack
 
@@ -122,11 +122,11 @@ class Ranks:
         take one."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
-    def tell(self, message: Any) -> Any:
+    def broadcast(self, message: Any) -> Any:
         """Broadcast rank 0's message, of JSON values, to every rank. Raises: RanksError."""
         if self.size == 1:
             return message
-        return msgspec.json.decode(tell(self.learning, msgspec.json.encode(message)))
+        return msgspec.json.decode(broadcast(self.learning, msgspec.json.encode(message)))
 
     def all(self, flag: bool) -> bool:
         """Whether the flag is true on all ranks."""

@@ -131,7 +131,7 @@ def add_up(lane: Lane, values: "Tensor") -> "Tensor":
     return torch.cat(gather(lane, total))[: len(values)]
 
 
-def tell(lane: Lane, message: bytes) -> bytes:
+def broadcast(lane: Lane, message: bytes) -> bytes:
     """Broadcast rank 0's message. message: ignored on other ranks."""
     if lane.size == 1:
         return message

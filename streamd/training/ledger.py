@@ -142,7 +142,7 @@ class Ledger:
     def begun(self) -> attempts.Attempt:
         """Read the newest attempt, perhaps from before a restart."""
         last = attempts.last_attempt(self._folder)
-        return attempts.Attempt(*self._ranks.tell(astuple(last)))
+        return attempts.Attempt(*self._ranks.broadcast(astuple(last)))
 
     def begin(self, windows: Sequence[Window], version: str, learner: Learner) -> Step:
         """Record durably that the trainer is about to train on windows, so that a restart takes the
@@ -155,7 +155,7 @@ class Ledger:
         failures = 0
         if self._ranks.is_first:
             failures = attempts.begin_attempt(self._folder, step.range)
-        failures = self._ranks.tell(failures)
+        failures = self._ranks.broadcast(failures)
         if is_mostly_late(self._log, windows[0]):
             late = f"{num_late(self._log, windows[0]):,} of its {windows[0].num_edges:,} events"
             return replace(
@@ -177,7 +177,7 @@ class Ledger:
             planned = initial_training.planned_range(
                 self._bootstrap, self._settings.windows, self._log, self._folder, short
             )
-        fields = self._ranks.tell(planned and astuple(planned))
+        fields = self._ranks.broadcast(planned and astuple(planned))
         if fields is None:
             return None
         window = initial_training.Range(*fields).window()
@@ -221,12 +221,12 @@ class Ledger:
         if self._ranks.size == 1:
             return self._versions.publish(candidate, incumbent)
         # 1. Every rank writes its rows of a version that the gate promotes.
-        if self._ranks.tell(candidate.judged().promote):
+        if self._ranks.broadcast(candidate.judged().promote):
             files = candidate.memory()
             candidate = replace(candidate, memory=lambda: files)
         # 2. The first rank names them all in the manifest.
         result = self._versions.publish(candidate, incumbent) if self._ranks.is_first else None
-        return PublishResult(*self._ranks.tell(result and astuple(result)))
+        return PublishResult(*self._ranks.broadcast(result and astuple(result)))
 
     def store_memory(self, memory: Memory) -> tuple[ImmutableFile, ...]:
         """Write the rows of a version's memory that changed since the last call; all rows in the
@@ -320,7 +320,7 @@ class Ledger:
 
     def _hold_log_here(self) -> None:
         """Write the first rank's hold also for this machine's log, if that is another log."""
-        fields = self._ranks.tell(self._hold and astuple_of(self._hold.written))
+        fields = self._ranks.broadcast(self._hold and astuple_of(self._hold.written))
         if self._paths.log == self._paths.learned or not self._ranks.is_first_here:
             return
         hold = Hold(*fields)
@@ -330,7 +330,7 @@ class Ledger:
 
     def compaction_request(self) -> int | None:
         """Id of the event before which compaction was requested; None without a request."""
-        asked: int | None = self._ranks.tell(self._hold and self._hold.compaction_request())
+        asked: int | None = self._ranks.broadcast(self._hold and self._hold.compaction_request())
         return asked
 
     def should_keep(self) -> bool:
@@ -339,12 +339,12 @@ class Ledger:
             time.monotonic() - self._hold.kept_at >= KEEP_SECONDS
             and self._hold.compaction_request() is not None
         )
-        return bool(self._ranks.tell(is_due))
+        return bool(self._ranks.broadcast(is_due))
 
     def oldest_window(self) -> int:
         """First event id of the older of the two windows after which champion and shadow were
         published."""
-        oldest: int = self._ranks.tell(min(first for first, _ in self._versions.named_windows()))
+        oldest: int = self._ranks.broadcast(min(first for first, _ in self._versions.named_windows()))
         return oldest
 
     # After a stop

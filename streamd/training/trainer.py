@@ -422,7 +422,7 @@ class Trainer:
         )
 
         # All ranks stop at the same call, by the first rank's flag.
-        if self._ranks.tell(self._stop.is_set()):
+        if self._ranks.broadcast(self._stop.is_set()):
             raise Stopped
 
 

@@ -202,7 +202,7 @@ class Forgetting:
         now = self._monotonic()
         # Clocks of ranks differ, but all have to take part: the first rank decides.
         is_due = now - self._measured_at >= FORGETTING_SECONDS
-        if not learner.num_learned or not learner.ranks.tell(is_due):
+        if not learner.num_learned or not learner.ranks.broadcast(is_due):
             return
         self._measured_at = now
         if (recall := learner.recall()) is not None:

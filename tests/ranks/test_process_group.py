@@ -44,7 +44,7 @@ def test_a_sum_is_the_same_on_every_rank_and_in_every_run(size, length):
 
 def test_rank_0_tells_all_what_it_says():
     said = {"windows": [[1, 2]], "seq": 7, "text": "ü"}
-    assert run(3, lambda ranks: ranks.tell(said if ranks.rank == 0 else None)) == [said] * 3
+    assert run(3, lambda ranks: ranks.broadcast(said if ranks.rank == 0 else None)) == [said] * 3
     assert run(3, lambda ranks: ranks.all(ranks.rank != 2)) == [False] * 3
     assert run(2, lambda ranks: ranks.all(True)) == [True] * 2
     assert run(3, lambda ranks: ranks.total([1.0, ranks.rank])) == [[3.0, 3.0]] * 3
@@ -89,7 +89,7 @@ def test_a_rank_that_fails_ends_the_others():
     def work(ranks):
         if ranks.rank == 1:
             raise ValueError("broken")
-        ranks.tell("hello")
+        ranks.broadcast("hello")
 
     with pytest.raises(ValueError, match="broken"):
         run(3, work)
@@ -98,7 +98,7 @@ def test_a_rank_that_fails_ends_the_others():
 def test_a_rank_that_does_not_answer_is_a_named_error():
     def work(ranks):
         if ranks.rank == 0:
-            ranks.tell("hello")
+            ranks.broadcast("hello")
 
     with pytest.raises(RanksError, match="did not answer"):
         run(2, work, seconds=0.5)

@@ -26,7 +26,7 @@ def exchanged(ranks):
     table = torch.from_numpy(np.random.default_rng(9).normal(size=(50, 3)))
     got = {"flags": ranks.gather(np.array([ranks.is_first, True])),
            "floats": ranks.gather(rng.normal(size=(3 * ranks.rank, 2)).astype(np.float32)),
-           "all": ranks.all(ranks.rank != 1), "total": ranks.total([0.1, ranks.rank]), "told": ranks.tell({"a": [ranks.rank, "ü"]})["a"][0]}
+           "all": ranks.all(ranks.rank != 1), "total": ranks.total([0.1, ranks.rank]), "told": ranks.broadcast({"a": [ranks.rank, "ü"]})["a"][0]}
     weights = [torch.from_numpy(rng.normal(size=(40, 30)).astype(np.float32)).requires_grad_() for _ in range(3)]
     for weight in weights[: 2 + ranks.rank]:
         weight.grad = weight.detach() * 2
@@ -57,7 +57,7 @@ class Trainer:
         np.savez(self._folder / f"exchanged-{rank}.npz", **exchanged(self._ranks))
         structlog.get_logger().info("turns_begin")
         turn = 0
-        while not self._ranks.tell(stop.is_set()):
+        while not self._ranks.broadcast(stop.is_set()):
             turn += 1
             self._beat.touch("turning")
             say(self._folder / f"rank-{rank}", {"pid": os.getpid(), "agent": os.getppid(), "turn": turn})

@@ -214,7 +214,7 @@ class Contest:
         training continues as before.
         """
         # Find a move that was not followed yet.
-        champion = self._ranks.tell(self._versions.moved_by_hand())
+        champion = self._ranks.broadcast(self._versions.moved_by_hand())
         if champion is None or champion == self.incumbent_name:
             return None
         if champion == self.version:
@@ -270,14 +270,14 @@ class Contest:
                 meaning="the champion becomes the shadow without proof",
             )
             return self.renew_shadow("the version proven before it cannot be read")
-        journal = self._ranks.tell(self._versions.shadow())
+        journal = self._ranks.broadcast(self._versions.shadow())
         return Proof(name, "proven before a restart") if journal != name else None
 
     def restore_incumbent(self) -> None:
         """Continue the comparison with the champion if it has other settings."""
         # Keep the checkpoint's comparison: loading an incumbent starts a new one.
         compared = self.compared
-        champion = self._ranks.tell(self._versions.champion())
+        champion = self._ranks.broadcast(self._versions.champion())
         try:
             if champion is not None and self._begin_incumbent(champion):
                 self.compared = compared
