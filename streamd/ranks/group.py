@@ -18,10 +18,10 @@ from streamd.ranks.process_group import (
     OneLane,
     add_up,
     asking,
+    broadcast,
     counts_from,
     gather,
     gather_array,
-    broadcast,
 )
 from streamd.tensors import pack
 
@@ -148,7 +148,7 @@ class Ranks:
         ).tolist()
         return summed
 
-    def told_by_all(self, message: Any) -> list[Any]:
+    def gather_messages(self, message: Any) -> list[Any]:
         """All-gather of messages, of JSON values, in rank order."""
         if self.size == 1:
             return [message]

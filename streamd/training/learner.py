@@ -462,7 +462,7 @@ def check_equal_weights(model: LinkModel, ranks: Ranks) -> None:
     if ranks.size == 1:
         return
     bytes_ = torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
-    sums = ranks.told_by_all(zlib.crc32(bytes_.numpy().data))
+    sums = ranks.gather_messages(zlib.crc32(bytes_.numpy().data))
     if len(set(sums)) > 1:
         raise RanksError(
             f"The ranks learned different weights: their checksums are {sums}.",

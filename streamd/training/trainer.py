@@ -435,7 +435,7 @@ def refresh_log(log: LogReader, ranks: Ranks) -> bool:
     """
     log.read()
     while True:
-        states = ranks.told_by_all([log.state.seq, log.superseded])
+        states = ranks.gather_messages([log.state.seq, log.superseded])
         seqs, superseded = zip(*states, strict=True)
         if any(superseded) or len(set(seqs)) == 1:
             return not any(superseded)

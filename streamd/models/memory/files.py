@@ -140,7 +140,7 @@ class MemoryFiles:
         own = [(file.path.name, file.checksum) for file in self._rows]
         told = [
             ImmutableFile(self._folder / name, checksum)
-            for of_rank in self._ranks.told_by_all(own)
+            for of_rank in self._ranks.gather_messages(own)
             for name, checksum in of_rank
         ]
         there = [file for file in self._all_rows if file in told]
