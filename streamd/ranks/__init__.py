@@ -6,6 +6,6 @@ computation by events.
 """
 
 from streamd.ranks.group import ALONE, Ranks
-from streamd.ranks.process_group import Lane
+from streamd.ranks.process_group import ProcessGroup
 
-__all__ = ["ALONE", "Lane", "Ranks"]
+__all__ = ["ALONE", "ProcessGroup", "Ranks"]

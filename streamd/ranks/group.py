@@ -1,4 +1,4 @@
-"""The group of ranks, as seen by one of them."""
+"""The mesh of ranks, as seen by one of them."""
 
 import os
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from streamd.graph.ownership import OwnedNodes
 from streamd.processes import place_of
 from streamd.ranks.process_group import (
-    GroupLane,
-    Lane,
-    OneLane,
+    LocalGroup,
+    ProcessGroup,
+    TorchGroup,
     add_up,
     asking,
     broadcast,
@@ -39,19 +39,19 @@ class Ranks:
     Events are divided among all ranks, nodes among the shards of a replica. If each machine is a
     replica, rows of nodes never leave it; only gradients and decisions do.
 
-    recording: lane of the thread that records chunks, among the shards of the replica. learning:
-    lane of the thread that scores, trains and decides, among all ranks. rows: a lane of the same
+    recording: group of the thread that records chunks, among the shards of the replica. learning:
+    group of the thread that scores, trains and decides, among all ranks. rows: a group of the same
     thread, among the shards. owned: the nodes of this shard; None if a single shard owns all.
     """
 
-    recording: Lane = field(default_factory=OneLane)
-    learning: Lane = field(default_factory=OneLane)
-    rows: Lane = field(default_factory=OneLane)
+    recording: ProcessGroup = field(default_factory=LocalGroup)
+    learning: ProcessGroup = field(default_factory=LocalGroup)
+    rows: ProcessGroup = field(default_factory=LocalGroup)
     owned: OwnedNodes | None = None
 
     @classmethod
-    def over(cls, recording: Lane, learning: Lane, rows: Lane) -> "Ranks":
-        """A rank with these lanes."""
+    def over(cls, recording: ProcessGroup, learning: ProcessGroup, rows: ProcessGroup) -> "Ranks":
+        """A rank with these groups."""
         owned = OwnedNodes(rows.rank, rows.size) if rows.size > 1 else None
         return cls(recording, learning, rows, owned)
 
@@ -77,15 +77,15 @@ class Ranks:
         rank, size = place.rank, place.size
         shards = shards or size
 
-        def lane(members: range) -> Lane:
+        def new_group(members: range) -> ProcessGroup:
             """Every rank must create every group, including those without it."""
             group = asking(lambda: distributed.new_group(list(members), timeout, backend))
-            return GroupLane(group, rank - members.start, len(members))
+            return TorchGroup(group, rank - members.start, len(members))
 
-        learning = lane(range(size))
+        learning = new_group(range(size))
         replicas = [range(a, a + shards) for a in range(0, size, shards)]
-        lanes = [(lane(members), lane(members)) for members in replicas]
-        recording, rows = lanes[rank // shards]
+        groups = [(new_group(members), new_group(members)) for members in replicas]
+        recording, rows = groups[rank // shards]
         return cls.over(recording, learning, rows)
 
     @property

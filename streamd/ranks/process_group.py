@@ -1,7 +1,7 @@
 """Collectives of the ranks: every rank calls the same ones in the same order.
 
-A lane is a process group of one thread of each rank, so that recording the next chunk and training
-on this one exchange rows concurrently. torch sends the rows. It is imported only if there are
+A process group belongs to one thread of each rank, so that recording the next chunk and training on
+this one exchange rows concurrently. torch sends the rows. It is imported only if there are
 several ranks: a single process without training, such as a server, does not need it.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-class Lane(Protocol):
+class ProcessGroup(Protocol):
     """rank: of this process, 0 to size - 1. size: number of ranks."""
 
     rank: int
@@ -35,8 +35,8 @@ class Lane(Protocol):
         ...
 
 
-class GroupLane:
-    """A lane on a group of torch.distributed."""
+class TorchGroup:
+    """A group of torch.distributed."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
         self._group = group
@@ -57,8 +57,8 @@ class GroupLane:
         return out
 
 
-class OneLane:
-    """The lane of a single rank: it receives the rows that it sends."""
+class LocalGroup:
+    """The group of a single rank: it receives the rows that it sends."""
 
     rank = 0
     size = 1
@@ -78,68 +78,68 @@ def asking(call: Callable[[], R]) -> R:
         ) from error
 
 
-def counts_from(lane: Lane, sent: Sequence[int]) -> list[int]:
+def counts_from(group: ProcessGroup, sent: Sequence[int]) -> list[int]:
     """Number of rows that each rank sends to this one. sent: number of rows to each rank.
 
     Counts are exchanged before the rows, since all_to_all_single needs the splits of both sides.
     """
     import torch
 
-    ones = [1] * lane.size
-    found: list[int] = lane.all_to_all(torch.tensor(sent), ones, ones).tolist()
+    ones = [1] * group.size
+    found: list[int] = group.all_to_all(torch.tensor(sent), ones, ones).tolist()
     return found
 
 
-def gather(lane: Lane, rows: "Tensor") -> "list[Tensor]":
+def gather(group: ProcessGroup, rows: "Tensor") -> "list[Tensor]":
     """All-gather of rows, a tensor for each rank in rank order. rows: [N, ...]; N may differ."""
-    if lane.size == 1:
+    if group.size == 1:
         return [rows]
     import torch
 
-    sent = [len(rows)] * lane.size
-    received = counts_from(lane, sent)
-    repeated = rows.detach().repeat(lane.size, *[1] * (rows.ndim - 1))
-    return list(torch.split(lane.all_to_all(repeated, sent, received), received))
+    sent = [len(rows)] * group.size
+    received = counts_from(group, sent)
+    repeated = rows.detach().repeat(group.size, *[1] * (rows.ndim - 1))
+    return list(torch.split(group.all_to_all(repeated, sent, received), received))
 
 
-def gather_array(lane: Lane, rows: NDArray[Any]) -> NDArray[Any]:
+def gather_array(group: ProcessGroup, rows: NDArray[Any]) -> NDArray[Any]:
     """All-gather of rows, concatenated in rank order. rows: [N, ...]; N may differ."""
-    if lane.size == 1:
+    if group.size == 1:
         return rows
     import torch
 
     # Flags are sent as bytes, which torch shares with numpy.
     sent = torch.from_numpy(np.ascontiguousarray(rows))
-    return torch.cat(gather(lane, sent)).numpy()
+    return torch.cat(gather(group, sent)).numpy()
 
 
-def add_up(lane: Lane, values: "Tensor") -> "Tensor":
+def add_up(group: ProcessGroup, values: "Tensor") -> "Tensor":
     """All-reduce: the sum of every rank's values, float[N], added in rank order, so that the same
     ranks produce the same bits."""
-    if lane.size == 1:
+    if group.size == 1:
         return values
     import torch
 
     # Each rank sums one part of the values (reduce-scatter), then all gather the parts.
-    share = -(-len(values) // lane.size)
-    parts = torch.cat([values, values.new_zeros(share * lane.size - len(values))])
-    equal = [share] * lane.size
-    of_ranks = lane.all_to_all(parts, equal, equal).view(lane.size, share)
+    share = -(-len(values) // group.size)
+    parts = torch.cat([values, values.new_zeros(share * group.size - len(values))])
+    equal = [share] * group.size
+    of_ranks = group.all_to_all(parts, equal, equal).view(group.size, share)
     total = of_ranks[0].clone()
     for other in of_ranks[1:]:
         total += other
-    return torch.cat(gather(lane, total))[: len(values)]
+    return torch.cat(gather(group, total))[: len(values)]
 
 
-def broadcast(lane: Lane, message: bytes) -> bytes:
+def broadcast(group: ProcessGroup, message: bytes) -> bytes:
     """Broadcast rank 0's message. message: ignored on other ranks."""
-    if lane.size == 1:
+    if group.size == 1:
         return message
     import torch
 
-    own = message if lane.rank == 0 else b""
-    sent = [len(own)] * lane.size
-    received = counts_from(lane, sent)
-    bytes_ = torch.frombuffer(bytearray(own * lane.size), dtype=torch.uint8) if own else None
+    own = message if group.rank == 0 else b""
+    sent = [len(own)] * group.size
+    received = counts_from(group, sent)
+    bytes_ = torch.frombuffer(bytearray(own * group.size), dtype=torch.uint8) if own else None
     rows = torch.zeros(0, dtype=torch.uint8) if bytes_ is None else bytes_
-    return lane.all_to_all(rows, sent, received).numpy().tobytes()
+    return group.all_to_all(rows, sent, received).numpy().tobytes()

@@ -18,7 +18,7 @@ from streamd.graph.blocks.hops import (
     sample_hops,
 )
 from streamd.graph.node_features import NodeFeatures
-from streamd.ranks.process_group import Lane
+from streamd.ranks.process_group import ProcessGroup
 from streamd.ranks.row_exchange import Route
 
 
@@ -28,9 +28,9 @@ class RankedGraph:
     All ranks query it at the same time, possibly without roots. Owner: the thread that records.
     """
 
-    def __init__(self, own: BlockGraph, lane: Lane) -> None:
+    def __init__(self, own: BlockGraph, group: ProcessGroup) -> None:
         self._own = own
-        self._lane = lane
+        self._group = group
 
     @property
     def first_event(self) -> int:
@@ -71,7 +71,7 @@ class RankedGraph:
     ) -> Neighbors[Int64]:
         """As `BlockGraph.sample` of a graph with all nodes, with the same bits. A bound that is a
         single number must be the same on every rank."""
-        route = Route(self._lane, root_R)
+        route = Route(self._group, root_R)
         low, high = (
             bound if isinstance(bound, int) else route.back(torch.from_numpy(bound)).numpy()
             for bound in (since, before)
@@ -98,9 +98,9 @@ class RankedFeatures:
     """The features of the nodes that this rank owns, with access to those of other ranks. Owner: as
     of `RankedGraph`."""
 
-    def __init__(self, own: NodeFeatures, lane: Lane) -> None:
+    def __init__(self, own: NodeFeatures, group: ProcessGroup) -> None:
         self._own = own
-        self._lane = lane
+        self._group = group
         self.dim = own.dim
 
     @property
@@ -115,6 +115,6 @@ class RankedFeatures:
         """As `NodeFeatures.of` with all nodes; all ranks call it at the same time."""
         if not self.dim:
             return np.zeros((len(node_N), 0), np.float32)
-        route = Route(self._lane, node_N)
+        route = Route(self._group, node_N)
         features: Float32 = route.answer(torch.from_numpy(self._own.of(route.asked))).numpy()
         return features

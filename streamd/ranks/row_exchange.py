@@ -9,7 +9,7 @@ from torch import Tensor
 
 from streamd.events import Int64
 from streamd.graph.ownership import owner_of
-from streamd.ranks.process_group import Lane, counts_from
+from streamd.ranks.process_group import ProcessGroup, counts_from
 
 
 class Route:
@@ -18,30 +18,30 @@ class Route:
     asked: int64[A], the nodes that other ranks request from this one, those of rank 0 first.
     """
 
-    def __init__(self, lane: Lane, node_N: Int64) -> None:
+    def __init__(self, group: ProcessGroup, node_N: Int64) -> None:
         """node_N: int64[N], in any order; all ranks construct the route at the same time."""
-        owner_N = owner_of(node_N, lane.size)
+        owner_N = owner_of(node_N, group.size)
         order = np.argsort(owner_N, kind="stable")
-        self._lane = lane
+        self._group = group
         self._order = torch.from_numpy(order)
-        self._sent = np.bincount(owner_N, minlength=lane.size).tolist()
-        self._received = counts_from(lane, self._sent)
+        self._sent = np.bincount(owner_N, minlength=group.size).tolist()
+        self._received = counts_from(group, self._sent)
         by_owner = torch.from_numpy(node_N[order])
-        self.asked: Int64 = lane.all_to_all(by_owner, self._sent, self._received).numpy()
+        self.asked: Int64 = group.all_to_all(by_owner, self._sent, self._received).numpy()
 
     @classmethod
-    def known(cls, lane: Lane, asker_A: Int64, node_A: Int64) -> "Route":
+    def known(cls, group: ProcessGroup, asker_A: Int64, node_A: Int64) -> "Route":
         """The route of requests that every rank can compute, so that no request is sent.
 
         asker_A: int64[A], the rank that requests each node. node_A: int64[A].
         """
         route = cls.__new__(cls)
-        owner_A = owner_of(node_A, lane.size)
-        own, asked = np.flatnonzero(asker_A == lane.rank), np.flatnonzero(owner_A == lane.rank)
-        route._lane = lane
+        owner_A = owner_of(node_A, group.size)
+        own, asked = np.flatnonzero(asker_A == group.rank), np.flatnonzero(owner_A == group.rank)
+        route._group = group
         route._order = torch.from_numpy(np.argsort(owner_A[own], kind="stable"))
-        route._sent = np.bincount(owner_A[own], minlength=lane.size).tolist()
-        route._received = np.bincount(asker_A[asked], minlength=lane.size).tolist()
+        route._sent = np.bincount(owner_A[own], minlength=group.size).tolist()
+        route._received = np.bincount(asker_A[asked], minlength=group.size).tolist()
         route.asked = node_A[asked[np.argsort(asker_A[asked], kind="stable")]]
         return route
 
@@ -50,7 +50,7 @@ class Route:
 
         Returns: [N, ...], the rows of the requested nodes, in their order.
         """
-        got = self._lane.all_to_all(rows, self._received, self._sent)
+        got = self._group.all_to_all(rows, self._received, self._sent)
         out = torch.empty_like(got)
         out[self._order.to(got.device)] = got
         return out
@@ -58,7 +58,7 @@ class Route:
     def back(self, rows: Tensor) -> Tensor:
         """Send values of the requested nodes to their owners. rows: [N, ...]. Returns: [A, ...]."""
         ordered = rows[self._order.to(rows.device)]
-        return self._lane.all_to_all(ordered, self._sent, self._received)
+        return self._group.all_to_all(ordered, self._sent, self._received)
 
     def rows(self, of: Callable[[Int64], Tensor]) -> Tensor:
         """The rows of the requested nodes; gradients flow back to their owners.

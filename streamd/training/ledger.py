@@ -344,7 +344,9 @@ class Ledger:
     def oldest_window(self) -> int:
         """First event id of the older of the two windows after which champion and shadow were
         published."""
-        oldest: int = self._ranks.broadcast(min(first for first, _ in self._versions.named_windows()))
+        oldest: int = self._ranks.broadcast(
+            min(first for first, _ in self._versions.named_windows())
+        )
         return oldest
 
     # After a stop

@@ -38,16 +38,16 @@ FEATURES = {"reddit": 172, "gdelt": 0}
 """Widths of edge features, as of the data sets that the presets are named after; GDELT has none here."""
 
 
-class TimedLane:
-    """A lane that notes when each call began and ended, and the bytes it sent to others."""
+class TimedGroup:
+    """A group that notes when each call began and ended, and the bytes it sent to others."""
 
-    def __init__(self, lane):
-        self._lane, self.rank, self.size = lane, lane.rank, lane.size
+    def __init__(self, group):
+        self._group, self.rank, self.size = group, group.rank, group.size
         self.calls, self.bytes = [], 0
 
     def all_to_all(self, rows, sent, received):
         begun = time.perf_counter()
-        out = self._lane.all_to_all(rows, sent, received)
+        out = self._group.all_to_all(rows, sent, received)
         self.calls.append((begun, time.perf_counter()))
         row = rows.element_size() * (rows[0].numel() if len(rows) else 0)
         self.bytes += row * (sum(sent) - sent[self.rank])
@@ -95,22 +95,22 @@ def worker(folder: str, name: str, chunk: int, edges: int) -> None:
     ranks = Ranks.join(120)
     timed = ranks
     if ranks.size > 1:
-        timed = Ranks(*(TimedLane(lane) for lane in (ranks.recording, ranks.learning, ranks.rows)), ranks.owned)
+        timed = Ranks(*(TimedGroup(group) for group in (ranks.recording, ranks.learning, ranks.rows)), ranks.owned)
     learning = Learning(folder, name, chunk, timed)
 
     # The first window loads kernels and caches.
     learning.learn(WARM, WARM + WINDOW)
     timed.all(True)
-    lanes = [lane for lane in (timed.recording, timed.learning, timed.rows) if isinstance(lane, TimedLane)]
-    for lane in lanes:
-        lane.calls, lane.bytes = [], 0
+    groups = [group for group in (timed.recording, timed.learning, timed.rows) if isinstance(group, TimedGroup)]
+    for group in groups:
+        group.calls, group.bytes = [], 0
     begun, cpu = time.perf_counter(), time.process_time()
     begins = range(WARM + WINDOW, WARM + WINDOW + edges, WINDOW)
     logits = [part for first in begins for part in learning.learn(first, first + WINDOW)]
     timed.all(True)
     seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
-    told = {"seconds": seconds, "cpu": cpu, "bytes": sum(lane.bytes for lane in lanes), "graph": learning.recorder.live.graph.num_bytes,
-            "memory": learning.learner.memory.rows.pool.num_bytes, "calls": [list(lane.calls) for lane in lanes],
+    told = {"seconds": seconds, "cpu": cpu, "bytes": sum(group.bytes for group in groups), "graph": learning.recorder.live.graph.num_bytes,
+            "memory": learning.learner.memory.rows.pool.num_bytes, "calls": [list(group.calls) for group in groups],
             "mrr": mrr_of(timed, logits)}
     print("TOLD", json.dumps(told), flush=True)
 
@@ -130,8 +130,8 @@ def shares(told: list[dict]) -> dict[str, float]:
     """Mean over ranks of the share of wall time that goes to computing, waiting for another rank, and the wire, of the thread that
     learns. A call waits until the last rank calls too; the rest of it is the wire."""
     wait = wire = 0.0
-    for lane in (1, 2):
-        for calls in zip(*(one["calls"][lane] for one in told), strict=True):
+    for group in (1, 2):
+        for calls in zip(*(one["calls"][group] for one in told), strict=True):
             last = max(begun for begun, _ in calls)
             wait += sum(last - begun for begun, _ in calls)
             wire += sum(max(ended - last, 0.0) for _, ended in calls)

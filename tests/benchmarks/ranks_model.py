@@ -80,16 +80,16 @@ class Turns:
         self._turn.release()
 
 
-class NotedLane:
-    """A lane that gives the turn away while it waits, and leaves what it costs to exchange out of the rank's compute."""
+class NotedGroup:
+    """A group that gives the turn away while it waits, and leaves what it costs to exchange out of the rank's compute."""
 
-    def __init__(self, lane, noted):
-        self._lane, self._noted, self.rank, self.size = lane, noted, lane.rank, lane.size
+    def __init__(self, group, noted):
+        self._group, self._noted, self.rank, self.size = group, noted, group.rank, group.size
 
     def all_to_all(self, rows, sent, received):
         self._noted.pause()
         try:
-            out = self._lane.all_to_all(rows, sent, received)
+            out = self._group.all_to_all(rows, sent, received)
         finally:
             self._noted.resume()
         row = rows.element_size() * int(np.prod(rows.shape[1:]))
@@ -151,7 +151,7 @@ def work_of(folder: str, name: str, chunk: int, size: int) -> tuple[Work, list[i
         noted = Noted(turns)
         try:
             if size > 1:
-                ranks = Ranks(*(NotedLane(lane, noted) for lane in (ranks.recording, ranks.learning, ranks.rows)), ranks.owned)
+                ranks = Ranks(*(NotedGroup(group, noted) for group in (ranks.recording, ranks.learning, ranks.rows)), ranks.owned)
             learning = Learning(folder, name, chunk, ranks)
             counted(learning.recorder.live.graph, noted)
             learning.learn(WARM, WARM + WINDOW, ahead=iter)
@@ -176,12 +176,12 @@ def ping() -> None:
     import torch
 
     ranks = Ranks.join(60)
-    lane, seconds = ranks.learning, {}
+    group, seconds = ranks.learning, {}
     for count, rounds in ((1, 300), (1_000_000, 15)):
         rows, each = torch.zeros(2 * count, dtype=torch.int64), []
         for _ in range(rounds):
             begun = time.perf_counter()
-            lane.all_to_all(rows, [count] * 2, [count] * 2)
+            group.all_to_all(rows, [count] * 2, [count] * 2)
             each.append(time.perf_counter() - begun)
         seconds[count] = statistics.median(each)
     latency = seconds[1]

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.benchmarks.ranks_model import Link, Noted, NotedLane, Turns, Work
+from tests.benchmarks.ranks_model import Link, Noted, NotedGroup, Turns, Work
 from tests.ranks import threads
 
 
@@ -37,12 +37,12 @@ def test_one_rank_computes_at_a_time_and_waiting_is_not_compute():
     def one(ranks):
         noted = Noted(turns)
         try:
-            lane = NotedLane(ranks.learning, noted)
+            group = NotedGroup(ranks.learning, noted)
             noted.start()
             busy(0.05 if ranks.rank else 0.2)
             # Rank 0 sends 5 rows of 16 bytes to rank 1, which sends 2 back; rows to itself do not travel.
             sent, received = (([1, 5], [1, 2]), ([2, 3], [5, 3]))[ranks.rank]
-            lane.all_to_all(torch.zeros(sum(sent), 2, dtype=torch.int64), sent, received)
+            group.all_to_all(torch.zeros(sum(sent), 2, dtype=torch.int64), sent, received)
             busy(0.02)
             noted.chunk()
             return noted.seconds, noted.bytes, noted.sent

@@ -10,14 +10,14 @@ from streamd.ranks import Ranks
 
 
 class _Meeting:
-    """Where the threads of a lane leave what they send."""
+    """Where the threads of a group leave what they send."""
 
     def __init__(self, size, seconds):
         self.barrier = threading.Barrier(size, timeout=seconds)
         self.sent = [None] * size
 
 
-class ThreadLane:
+class ThreadGroup:
     def __init__(self, rank, size, meeting):
         self.rank, self.size, self._meeting = rank, size, meeting
         self.calls = 0
@@ -44,9 +44,9 @@ def run(size, work, seconds=120, shards=0):
     of_replicas = [[_Meeting(shards, seconds) for _ in range(2)] for _ in range(size // shards)]
 
     def one(rank):
-        recording, rows = (ThreadLane(rank % shards, shards, m) for m in of_replicas[rank // shards])
+        recording, rows = (ThreadGroup(rank % shards, shards, m) for m in of_replicas[rank // shards])
         try:
-            return work(Ranks.over(recording, ThreadLane(rank, size, everyone), rows) if size > 1 else Ranks())
+            return work(Ranks.over(recording, ThreadGroup(rank, size, everyone), rows) if size > 1 else Ranks())
         except BaseException:
             for meeting in [everyone, *sum(of_replicas, [])]:
                 meeting.barrier.abort()

@@ -36,8 +36,8 @@ def exchanged(ranks):
     # Rows of owners, and gradients back to them; the second rank asks for nothing.
     own = table.clone().requires_grad_()
     asked = rng.integers(0, 50, 0 if ranks.rank == 1 else 2000)
-    for name, lane in (("recording", ranks.recording), ("learning", ranks.learning), ("rows", ranks.rows)):
-        rows = Route(lane, asked).rows(lambda node: own[torch.from_numpy(node)])
+    for name, group in (("recording", ranks.recording), ("learning", ranks.learning), ("rows", ranks.rows)):
+        rows = Route(group, asked).rows(lambda node: own[torch.from_numpy(node)])
         (rows * torch.from_numpy(rng.normal(size=(len(asked), 3)))).sum().backward()
         got |= {f"rows {name}": rows.detach().numpy(), f"back {name}": own.grad.numpy().copy()}
     return {name: np.asarray(value) for name, value in got.items()}
