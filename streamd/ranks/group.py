@@ -17,7 +17,7 @@ from streamd.ranks.process_group import (
     ProcessGroup,
     TorchGroup,
     add_up,
-    asking,
+    run_collective,
     broadcast,
     counts_from,
     gather,
@@ -72,14 +72,14 @@ class Ranks:
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
         patience = timedelta(seconds=START_SECONDS)
         timeout = timedelta(seconds=timeout_seconds)
-        asking(lambda: distributed.init_process_group(backend, timeout=patience))
+        run_collective(lambda: distributed.init_process_group(backend, timeout=patience))
 
         rank, size = place.rank, place.size
         shards = shards or size
 
         def new_group(members: range) -> ProcessGroup:
             """Every rank must create every group, including those without it."""
-            group = asking(lambda: distributed.new_group(list(members), timeout, backend))
+            group = run_collective(lambda: distributed.new_group(list(members), timeout, backend))
             return TorchGroup(group, rank - members.start, len(members))
 
         learning = new_group(range(size))

@@ -53,7 +53,7 @@ class TorchGroup:
                 out, rows.contiguous(), list(received), list(sent), group=self._group
             )
 
-        asking(send)
+        run_collective(send)
         return out
 
 
@@ -67,7 +67,7 @@ class LocalGroup:
         return rows
 
 
-def asking(call: Callable[[], R]) -> R:
+def run_collective(call: Callable[[], R]) -> R:
     """Run a collective call. Raises: RanksError if a rank is gone."""
     try:
         return call()
