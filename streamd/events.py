@@ -81,7 +81,7 @@ class NodeDeletes(NamedTuple):
 NO_DELETES = NodeDeletes(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-Place = tuple[int, int]
+OffsetItem = tuple[int, int]
 """Offset and index of an event in its partition."""
 
 
@@ -89,8 +89,8 @@ class Run(NamedTuple):
     """Consecutive events of a partition: the positions of the first and the last, both
     inclusive."""
 
-    first: Place
-    last: Place
+    first: OffsetItem
+    last: OffsetItem
 
 
 @dataclass(frozen=True)

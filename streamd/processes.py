@@ -33,7 +33,7 @@ SUPERVISED_BY = "SUPERVISED_BY"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TorchrunRank:
     """The rank of this process among the processes of torchrun.
 
     rank: 0 to size - 1. size: number of processes on all machines. local_rank: from 0, on this
@@ -45,7 +45,7 @@ class Place:
     local_rank: int
 
 
-def place_of(environ: Mapping[str, str]) -> Place | None:
+def torchrun_rank(environ: Mapping[str, str]) -> TorchrunRank | None:
     """The rank in torchrun's variables, None if torchrun did not start this process.
 
     Raises: SettingsError if WORLD_SIZE is set, and one of the variables is missing or no number.
@@ -59,7 +59,7 @@ def place_of(environ: Mapping[str, str]) -> Place | None:
             f"WORLD_SIZE is set, but it, RANK or LOCAL_RANK is missing or no number: {error}.",
             "start ranks by torchrun, or unset WORLD_SIZE.",
         ) from None
-    return Place(rank, size, local_rank)
+    return TorchrunRank(rank, size, local_rank)
 
 
 def keep_freed_memory(environ: Mapping[str, str]) -> bool:

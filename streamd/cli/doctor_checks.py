@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from streamd.errors import StreamdError
-from streamd.processes import num_cpus, place_of
+from streamd.processes import num_cpus, torchrun_rank
 from streamd.roles import ARCHIVE, FOLLOW, RANK, SCORE, roles_of
 from streamd.settings.loading import Settings, check_access, has_keys, schema_of
 from streamd.settings.sources import REGISTRY_FORMATS
@@ -402,7 +402,7 @@ def _ranks(settings: Settings) -> str:
     from streamd.gpu import choose_device
 
     training = settings.training
-    if place_of(os.environ) is not None and os.environ.get(UNSHARED_STORE) != "1":
+    if torchrun_rank(os.environ) is not None and os.environ.get(UNSHARED_STORE) != "1":
         raise StreamdError(
             "torchrun's ranks share their agent's store, in which keys of a killed rank stop the "
             "next start.",

@@ -81,14 +81,14 @@ def run(
     follow the log."""
     from streamd.daemon.run_role import BEGIN_AGAIN, run_role
     from streamd.daemon.supervisor import Supervisor
-    from streamd.processes import PYTHON, place_of
+    from streamd.processes import PYTHON, torchrun_rank
     from streamd.roles import ALL_ROLES, check_name
     from streamd.telemetry.logs import configure_logs
 
     settings = settings_of(config, data_dir)
     check_access(settings.server)
-    place = place_of(os.environ)
-    if place is not None and role != "train":
+    rank = torchrun_rank(os.environ)
+    if rank is not None and role != "train":
         raise SettingsError(
             "torchrun starts the ranks of the train role only.",
             "give --role train; run ingest and serve without torchrun.",
@@ -109,7 +109,7 @@ def run(
         check_name(role, name)
 
     # Several ranks on this machine need torchrun's agent, unless torchrun started this process.
-    if role == "train" and settings.training.ranks > 1 and place is None:
+    if role == "train" and settings.training.ranks > 1 and rank is None:
         from streamd.daemon.torchrun import run_ranks
 
         raise typer.Exit(run_ranks(settings))

@@ -33,14 +33,14 @@ from streamd.errors import (
 )
 from streamd.processes import (
     SUPERVISED_BY,
-    Place,
+    TorchrunRank,
     end_with_parent,
     end_with_supervisor,
     ended_by_signals,
     gone_supervisor,
     keep_freed_memory,
-    place_of,
     raise_file_limit,
+    torchrun_rank,
 )
 from streamd.roles import (
     ARCHIVE,
@@ -83,26 +83,26 @@ def run_role(
     # Set up the process: its end, its files, its logs. A rank has nothing to put in order without
     # torchrun, and one that hangs would not see a signal that can be caught.
     name = name or role
-    place = place_of(os.environ)
-    if place is not None:
+    started = torchrun_rank(os.environ)
+    if started is not None:
         end_with_parent(signal.SIGKILL)
-    end_with_supervisor(signal.SIGTERM if place is None else signal.SIGKILL)
+    end_with_supervisor(signal.SIGTERM if started is None else signal.SIGKILL)
     raise_file_limit()
     configure_logs(
         settings.telemetry.log_level,
         settings.telemetry.log_format,
         name,
-        None if place is None else place.rank,
+        None if started is None else started.rank,
     )
     metrics.say_build()
-    if place is None or place.rank == 0:
+    if started is None or started.rank == 0:
         begin_spans(role, name)
 
     stop, at_once = _set_by_signals()
     begins_again = threading.Event()
-    if read is not None and place is None:
+    if read is not None and started is None:
         begins_again = reload_at_hangup(settings, role, read, stop)
-    rank = place or Place(0, 1, 0)
+    rank = started or TorchrunRank(0, 1, 0)
     try:
         if SUPERVISED_BY not in os.environ:
             make_data_dir(settings.data_dir)
@@ -141,7 +141,7 @@ def _run(
     settings: Settings,
     role: str,
     name: str,
-    place: Place,
+    rank: TorchrunRank,
     stop: threading.Event,
     at_once: threading.Event,
 ) -> None:
@@ -151,7 +151,7 @@ def _run(
 
         run_serve(settings, name, stop, at_once)
     elif role == "train":
-        _run_train(settings, stop, place)
+        _run_train(settings, stop, rank)
     elif role == SCORE:
         _run_score(settings, stop)
     elif role == ARCHIVE:
@@ -167,7 +167,7 @@ def _status_after(
     settings: Settings,
     role: str,
     name: str,
-    place: Place,
+    rank: TorchrunRank,
     stop: threading.Event,
 ) -> int:
     """Log the error that ended a role. Returns: the exit status, by which the supervisor decides
@@ -182,13 +182,13 @@ def _status_after(
     # A standby's process begins again as a follower, or as a trainer that waits; a rank, together
     # with the others. Until then it must not count as the leader.
     if isinstance(error, FencedError) and settings.log.member != "leader":
-        if stop.is_set() or place.size > 1:
-            return int(place.size > 1)
+        if stop.is_set() or rank.size > 1:
+            return int(rank.size > 1)
         Heartbeat(Paths.of(settings, name).learned, role, name).touch("follows again")
         return BEGIN_AGAIN
     if isinstance(error, TRIED_AGAIN) and not isinstance(error, DataLossError):
         return 1
-    if place.rank == 0:
+    if rank.rank == 0:
         Heartbeat(settings.data_dir, role, name).touch(REFUSED_STATE, why=str(error))
     return ROLE_REFUSED
 
@@ -223,7 +223,7 @@ def _run_score(settings: Settings, stop: threading.Event) -> None:
         run_score(settings, prepare, leads, stop)
 
 
-def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
+def _run_train(settings: Settings, stop: threading.Event, rank: TorchrunRank) -> None:
     """Run the trainer, or one rank of it, until `stop`; of several ranks that of the first."""
     from streamd.gpu import choose_device, fix_torch, take_gpu
     from streamd.models.architectures import unused_settings
@@ -239,18 +239,18 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
             settings=unused,
             meaning=f"model.name {settings.model.name} does not use them",
         )
-    if place.size > 1 and settings.device == "cuda":
-        take_gpu(place.local_rank)
-    paths = Paths.of(settings, rank_names(place.size)[place.rank])
+    if rank.size > 1 and settings.device == "cuda":
+        take_gpu(rank.local_rank)
+    paths = Paths.of(settings, rank_names(rank.size)[rank.rank])
     beat = Heartbeat(paths.learned, "train", paths.role)
-    with ended_by_signals(stop) if place.size > 1 else contextlib.nullcontext():
+    with ended_by_signals(stop) if rank.size > 1 else contextlib.nullcontext():
         make_kernels_ready(should_stop=beat.until(stop, "preparing"))
-    device = choose_device(settings.device, place.size)
+    device = choose_device(settings.device, rank.size)
     metrics.gpu_in_use.set(device == "cuda")
 
     # One trainer for each data directory. Of its ranks the first alone can be asked; the others
     # write nothing but a heartbeat.
-    is_first = place.rank == 0
+    is_first = rank.rank == 0
     lock = None
     if is_first:
         lock = once_unlocked(lambda: lock_trainer(paths.learned), beat, stop)
@@ -274,7 +274,7 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
 
                     on_step = stack.enter_context(training_in_term(settings, paths, beat, stop))
                 # The others stop when the first one says so.
-                ranks = _join(settings, place, device, stop)
+                ranks = _join(settings, rank, device, stop)
                 stack.callback(ranks.end)
                 own_stop = stop if is_first else threading.Event()
                 _learn(settings, device, ranks, beat, own_stop, on_step)
@@ -304,17 +304,17 @@ def _logging_to_mlflow(settings: Settings, paths: Paths) -> Iterator[None]:
         thread.close()
 
 
-def _join(settings: Settings, place: Place, device: str, stop: threading.Event) -> "Ranks":
+def _join(settings: Settings, rank: TorchrunRank, device: str, stop: threading.Event) -> "Ranks":
     """Join the other ranks. stop: set by a signal. Raises: RanksError, SettingsError."""
     from streamd.ranks import ALONE, Ranks
 
-    if place.size == 1:
+    if rank.size == 1:
         return ALONE
     mesh = settings.training.mesh
     shards = 0 if mesh is None else mesh[1]
-    if mesh is not None and mesh[0] * shards != place.size:
+    if mesh is not None and mesh[0] * shards != rank.size:
         raise SettingsError(
-            f"training.mesh has {mesh[0]} x {shards} ranks, and {place.size} were started.",
+            f"training.mesh has {mesh[0]} x {shards} ranks, and {rank.size} were started.",
             "start as many ranks as the mesh has.",
         )
     with ended_by_signals(stop):

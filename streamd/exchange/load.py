@@ -69,7 +69,7 @@ def open_loader(
     name: str,
     topic: str = "",
     edge_set: int = 0,
-    place_of: Callable[[int], str] | None = None,
+    location_of: Callable[[int], str] | None = None,
     find_other_unit: Callable[[], OtherUnit | None] | None = None,
     time_column: str = "",
 ) -> Iterator["Loader"]:
@@ -108,7 +108,7 @@ def open_loader(
             name,
             topic,
             edge_set,
-            place_of,
+            location_of,
             other_unit,
             time_column,
         )
@@ -134,7 +134,7 @@ class Loader:
       name: of the file, for errors.
       topic: of the source that maps the rows; "" for streamd's own events.
       edge_set: number of the set of edges that are given as columns; default 0.
-      place_of: names an event by its number, for errors; by default as row of the file.
+      location_of: names an event by its number, for errors; by default as row of the file.
       other_unit: returns the other unit that all times so far look like; such times are refused as
         the first of a log. None by default.
       time_column: the column of times, for errors; "" if there is not exactly one.
@@ -149,7 +149,7 @@ class Loader:
         name: str,
         topic: str = "",
         edge_set: int = 0,
-        place_of: Callable[[int], str] | None = None,
+        location_of: Callable[[int], str] | None = None,
         other_unit: Callable[[], OtherUnit | None] = lambda: None,
         time_column: str = "",
     ) -> None:
@@ -162,7 +162,7 @@ class Loader:
         self._name = name
         self._other_unit = other_unit
         self._time_column = time_column
-        self._place_of = place_of or (lambda number: f"{name} row {number}")
+        self._location_of = location_of or (lambda number: f"{name} row {number}")
         # Late events are refused, not moved to the watermark: an import must keep its times.
         self._builder = BatchBuilder(log.schema, log.keys, max_nodes, "dead_letter", log.has_edges)
         self._num_rows = {EDGE: 0, LABEL: 0, NODE: 0}
@@ -206,7 +206,7 @@ class Loader:
         block, rejected = self._decoder.decode(pending, 0, self._clock.now_us(), self._topic)
         for r in rejected:
             raise StreamdError(
-                f"{self._place_of(r.offset)}: {r.error} ({r.reason}).",
+                f"{self._location_of(r.offset)}: {r.error} ({r.reason}).",
                 REMEDIES.get(r.reason, "correct it in the file."),
             )
         pending.clear()
@@ -228,7 +228,7 @@ class Loader:
         first = next((rows[0] for rows in timed if len(rows)), None)
         position = self._name
         if first is not None:
-            position = self._place_of(int(first["offset"]))
+            position = self._location_of(int(first["offset"]))
             found = replace(found, example_us=int(first["time"]))
         column = f", column {self._time_column!r}" if self._time_column else ""
         raise StreamdError(
@@ -329,7 +329,7 @@ class Loader:
             if len(blocks) == 1:
                 early = int(np.flatnonzero(time[1:] < time[:-1])[0]) + 1
                 raise StreamdError(
-                    f"{self._place_of(int(block.rows['offset'][early]))} "
+                    f"{self._location_of(int(block.rows['offset'][early]))} "
                     "is earlier than the row before it.",
                     "sort the file by time, or add --sort.",
                 )
@@ -348,7 +348,7 @@ class Loader:
             for r in refused:
                 row = part.rows[r.row]
                 raise StreamdError(
-                    f"{self._place_of(int(row['offset']))}{KINDS[int(row['kind'])]}: "
+                    f"{self._location_of(int(row['offset']))}{KINDS[int(row['kind'])]}: "
                     f"{r.error} ({r.reason}).",
                     REMEDIES.get(r.reason, "correct it in the file."),
                 )

@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.graph.ownership import OwnedNodes
-from streamd.processes import place_of
+from streamd.processes import torchrun_rank
 from streamd.ranks.process_group import (
     LocalGroup,
     ProcessGroup,
     TorchGroup,
     add_up,
-    run_collective,
     broadcast,
     counts_from,
     gather,
     gather_array,
+    run_collective,
 )
 from streamd.tensors import pack
 
@@ -64,8 +64,8 @@ class Ranks:
         shards: consecutive ranks that form a replica, a divisor of the number of ranks; 0 for a
         single replica. Raises: RanksError; SettingsError if variables are missing.
         """
-        place = place_of(os.environ)
-        if place is None or place.size == 1:
+        own = torchrun_rank(os.environ)
+        if own is None or own.size == 1:
             return ALONE
         from torch import distributed
 
@@ -74,7 +74,7 @@ class Ranks:
         timeout = timedelta(seconds=timeout_seconds)
         run_collective(lambda: distributed.init_process_group(backend, timeout=patience))
 
-        rank, size = place.rank, place.size
+        rank, size = own.rank, own.size
         shards = shards or size
 
         def new_group(members: range) -> ProcessGroup:
@@ -114,8 +114,8 @@ class Ranks:
     @property
     def is_first_here(self) -> bool:
         """Whether this is the first rank on its machine."""
-        place = place_of(os.environ)
-        return place is None or place.local_rank == 0
+        own = torchrun_rank(os.environ)
+        return own is None or own.local_rank == 0
 
     def share(self, count: int) -> slice:
         """This rank's slice of `count` events in their order; the slices are of equal size, give or

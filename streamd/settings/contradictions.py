@@ -17,7 +17,7 @@ from streamd.settings.sources import (
 )
 from streamd.settings.tree import Settings, schema_of
 
-Place = tuple[str | int, ...]
+KeySteps = tuple[str | int, ...]
 """The steps of a key, such as ("sources", 0, "fields")."""
 
 
@@ -170,7 +170,7 @@ def check_sources(
 
 
 def _check_topic(
-    source: SourceSettings, before: Sequence[SourceSettings], at: Place
+    source: SourceSettings, before: Sequence[SourceSettings], at: KeySteps
 ) -> Iterator[Misplaced]:
     """Check a source against those before it with the same topic."""
     for one in before:
@@ -198,7 +198,7 @@ def _check_deletes(
     rule: DeleteRule,
     node_sets: Mapping[str, SetSettings],
     edge_sets: Mapping[str, SetSettings],
-    at: Place,
+    at: KeySteps,
 ) -> Iterator[Misplaced]:
     """Check that deletes belong to a declared set."""
     yield from _check_fields(rule.fields, (*at, "fields"))
@@ -214,7 +214,9 @@ def _check_deletes(
         yield from _check_set(rule.node_set, node_sets, (*at, "node_set"))
 
 
-def _check_set(name: str | None, sets: Mapping[str, SetSettings], at: Place) -> Iterator[Misplaced]:
+def _check_set(
+    name: str | None, sets: Mapping[str, SetSettings], at: KeySteps
+) -> Iterator[Misplaced]:
     """Check that a rule names a declared set, and that it names one if there are several."""
     if name is None and len(sets) > 1:
         yield Misplaced(at, f"it is not set, and there are several: {shown(list(sets))}")
@@ -237,23 +239,23 @@ class _Declared(NamedTuple):
     columns: slice
 
 
-def _check_fields(fields: BaseModel, at: Place) -> Iterator[Misplaced]:
+def _check_fields(fields: BaseModel, at: KeySteps) -> Iterator[Misplaced]:
     """Refuse options of keys on other fields, and constants that do not fit."""
-    for place, field in fields_of(fields):
-        is_key = place[0] in ("src", "dst", "node", "id")
+    for steps, field in fields_of(fields):
+        is_key = steps[0] in ("src", "dst", "node", "id")
         if field.prefix and not is_key:
-            yield Misplaced((*at, *place), "only keys have a prefix")
+            yield Misplaced((*at, *steps), "only keys have a prefix")
         if field.type and not is_key:
-            yield Misplaced((*at, *place), "only keys have a type")
+            yield Misplaced((*at, *steps), "only keys have a type")
         for word, value in (("default", field.default), ("constant", field.constant)):
             is_wrong = type(value) not in (str, int) or value == ""
             if is_key and value is not None and is_wrong:
-                yield Misplaced((*at, *place, word), "a key is text or an integer, and not empty")
-        if field.constant is not None and place[0] in ("time", "target"):
-            yield Misplaced((*at, *place), f"{place[0]} cannot be a constant")
+                yield Misplaced((*at, *steps, word), "a key is text or an integer, and not empty")
+        if field.constant is not None and steps[0] in ("time", "target"):
+            yield Misplaced((*at, *steps), f"{steps[0]} cannot be a constant")
 
 
-def _check_features(given: Fields, declared: _Declared, at: Place) -> Iterator[Misplaced]:
+def _check_features(given: Fields, declared: _Declared, at: KeySteps) -> Iterator[Misplaced]:
     """Check a source's features against the declared ones."""
     key, features = declared.key, declared.settings.features
     for name, field in given.items():

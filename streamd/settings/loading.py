@@ -174,7 +174,7 @@ def _checked_together(s: Settings, origin: Mapping[str, str], mistakes: Mistakes
 def _named_in(misplaced: Misplaced) -> str:
     """The text of a contradiction with its key: it contains the names of all settings that it
     compares."""
-    return f"{'.'.join(map(str, misplaced.place))} {misplaced.what}"
+    return f"{'.'.join(map(str, misplaced.steps))} {misplaced.what}"
 
 
 def _tree_of(values: Mapping[str, Any]) -> dict[str, Any]:

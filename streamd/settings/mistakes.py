@@ -28,7 +28,7 @@ EXAMPLES: dict[str | int, str] = {
 """Example mappings by the name of the setting."""
 TYPES = ("str", "int", "float", "bool")
 """Type names that pydantic appends to the key of a value of several possible types."""
-Place = Sequence[str | int]
+KeySteps = Sequence[str | int]
 """The steps of a key, such as ("sources", 0, "fields")."""
 
 
@@ -52,17 +52,17 @@ class Mistakes:
                 where = f"Settings file {file.path} line {line}"
                 self._note("file", line, f"{where}: {key!r} is there twice.")
 
-    def add(self, place: Place, what: str, action: str = "", source: str = "") -> None:
+    def add(self, steps: KeySteps, what: str, action: str = "", source: str = "") -> None:
         """Add an error in a setting's value, or inside it. source: of a value that was rejected
         before its source was recorded."""
-        self.doubtful |= self._settings_at(place)
-        self._add(place, source or self._source_of(place), f": {what}", action)
+        self.doubtful |= self._settings_at(steps)
+        self._add(steps, source or self._source_of(steps), f": {what}", action)
 
     def add_all(self, misplaced: Iterable[Misplaced]) -> bool:
         """Add contradictions. Returns: whether there were any."""
         found = list(misplaced)
         for one in found:
-            self.add(one.place, one.what, one.action)
+            self.add(one.steps, one.what, one.action)
         return bool(found)
 
     def add_unknown(self, key: str, source: str) -> None:
@@ -86,24 +86,24 @@ class Mistakes:
         """Add the errors of pydantic. tree: the values that it checked."""
         found = error.errors()
         misspelt = [e["loc"] for e in found if e["type"] == "extra_forbidden"]
-        known: set[Place] = set()
+        known: set[KeySteps] = set()
         for e in found:
-            place = e["loc"]
+            steps = e["loc"]
             if e["type"] == "extra_forbidden":
-                self.doubtful |= self._settings_at(place)
-                near = nearest_name(Settings, place)
-                self._add(place, self._source_of(place), f" is unknown{near}")
+                self.doubtful |= self._settings_at(steps)
+                near = nearest_name(Settings, steps)
+                self._add(steps, self._source_of(steps), f" is unknown{near}")
                 continue
             # A misspelt key is also a missing one: only the misspelt one is reported.
             if e["type"] == "missing":
-                if not any(_may_be_meant(place, other) for other in misspelt):
-                    self.add(place, e["msg"])
+                if not any(_may_be_meant(steps, other) for other in misspelt):
+                    self.add(steps, e["msg"])
                 continue
             # Pydantic reports an error for each type that a value may have; the first is enough.
-            value_at = _existing(tree, place)
+            value_at = _existing(tree, steps)
             if value_at not in known:
                 known.add(value_at)
-                self.add(_without_types(place, value_at), _wrong(place, e))
+                self.add(_without_types(steps, value_at), _wrong(steps, e))
 
     def raise_any(self) -> None:
         """Raise SettingsError with all errors, if there are any."""
@@ -111,14 +111,14 @@ class Mistakes:
             ordered = sorted(self._found, key=lambda one: one[:2])
             raise joined([text for _, _, text in ordered])
 
-    def _add(self, place: Place, source: str, says: str, action: str = "") -> None:
-        line = self._file.line_of(place) if self._file is not None and source == "file" else None
-        name = ".".join(map(str, place))
+    def _add(self, steps: KeySteps, source: str, says: str, action: str = "") -> None:
+        line = self._file.line_of(steps) if self._file is not None and source == "file" else None
+        name = ".".join(map(str, steps))
         named = source
         if line is not None and self._file is not None:
             named = f"file {self._file.path} line {line}"
         elif source == "environment":
-            setting = min(self._settings_at(place), default=name)
+            setting = min(self._settings_at(steps), default=name)
             named = f"environment {PREFIX}{setting.replace('.', '__').upper()}"
         end = "" if says.endswith("?") else "."
         # SettingsError puts the action after the text.
@@ -128,19 +128,19 @@ class Mistakes:
     def _note(self, source: str, line: int, text: str) -> None:
         self._found.append((ORDER.index(source), line, text))
 
-    def _settings_at(self, place: Place) -> set[str]:
+    def _settings_at(self, steps: KeySteps) -> set[str]:
         """The settings that a key names, lies in, or contains."""
-        for end in range(len(place), 0, -1):
-            name = ".".join(map(str, place[:end]))
+        for end in range(len(steps), 0, -1):
+            name = ".".join(map(str, steps[:end]))
             found = {key for key in self._origin if key == name or key.startswith(f"{name}.")}
             if found:
                 return found
         return set()
 
-    def _source_of(self, place: Place) -> str:
+    def _source_of(self, steps: KeySteps) -> str:
         """The source of a setting's value; for a whole branch, the first source that is not the
         default."""
-        sources = {self._origin[key] for key in self._settings_at(place)}
+        sources = {self._origin[key] for key in self._settings_at(steps)}
         return min(sources, key=ORDER.index, default="default")
 
 
@@ -152,49 +152,49 @@ def joined(texts: Sequence[str]) -> SettingsError:
     return SettingsError(f"The settings have {len(texts)} errors:\n{listed}")
 
 
-def _may_be_meant(missing: Place, misspelt: Place) -> bool:
+def _may_be_meant(missing: KeySteps, misspelt: KeySteps) -> bool:
     """Whether a misspelt key may be the missing one."""
     return missing[:-1] == misspelt[:-1] and bool(
         difflib.get_close_matches(str(misspelt[-1]), [str(missing[-1])], 1, 0.5)
     )
 
 
-def _existing(tree: Any, place: Place) -> Place:
+def _existing(tree: Any, steps: KeySteps) -> KeySteps:
     """The part of a key that exists in the tree of values; pydantic appends names of types."""
     node = tree
-    for number, step in enumerate(place):
+    for number, step in enumerate(steps):
         try:
             node = node[step]
         except (TypeError, LookupError):
-            return place[:number]
-    return place
+            return steps[:number]
+    return steps
 
 
-def _without_types(place: Place, in_tree: Place) -> Place:
+def _without_types(steps: KeySteps, in_tree: KeySteps) -> KeySteps:
     """A key without the type names that pydantic appended. in_tree: its part in the tree."""
-    added = [step for step in place[len(in_tree) :] if str(step) in TYPES or "[" in str(step)]
-    return place[: len(place) - len(added)]
+    added = [step for step in steps[len(in_tree) :] if str(step) in TYPES or "[" in str(step)]
+    return steps[: len(steps) - len(added)]
 
 
-def _wrong(place: Place, error: Any) -> str:
+def _wrong(steps: KeySteps, error: Any) -> str:
     """An error of pydantic in the words of a settings file, with the wrong value."""
-    got = _got(place, error["input"])
+    got = _got(steps, error["input"])
     # A wrong type: show the right form.
     if error["type"] in ("tuple_type", "list_type"):
-        if place[-1] == "sources":
+        if steps[-1] == "sources":
             return f"it must be a list of mappings, each with a topic{got}"
         # The usual slip: one value instead of a list.
         shown = f": [{error['input']}]" if got and isinstance(error["input"], str | int) else ""
         return f"it must be a list{shown}" + ("" if shown else got)
     if error["type"] in ("dict_type", "model_type", "model_attributes_type"):
-        example = next((EXAMPLES[s] for s in reversed(place) if s in EXAMPLES), "{name: value}")
+        example = next((EXAMPLES[s] for s in reversed(steps) if s in EXAMPLES), "{name: value}")
         return f"it must be a mapping, such as {example}{got}"
     return str(error["msg"]).removeprefix("Value error, ") + got
 
 
-def _got(place: Place, value: Any) -> str:
+def _got(steps: KeySteps, value: Any) -> str:
     """A wrong value for an error text; empty if it is secret or long."""
-    key = ".".join(map(str, place))
+    key = ".".join(map(str, steps))
     shown = repr(value)
     is_secret = any(word in key for word in SECRET_WORDS)
     return "" if is_secret or len(shown) > MAX_SHOWN else f", got {shown}"

@@ -165,10 +165,10 @@ def text_of(value: str | int | bool) -> str:
 class Misplaced(NamedTuple):
     """A contradiction between settings.
 
-    place: the steps of the key. what: the contradiction, without the key. action: for the operator.
+    steps: the steps of the key. what: the contradiction, without the key. action: for the operator.
     """
 
-    place: tuple[str | int, ...]
+    steps: tuple[str | int, ...]
     what: str
     action: str = ""
 

@@ -56,26 +56,26 @@ class SettingsFile:
         self.content: dict[Any, Any] = content
         self.repeated = loader.repeated
 
-    def line_of(self, place: Sequence[str | int]) -> int | None:
+    def line_of(self, steps: Sequence[str | int]) -> int | None:
         """The line, from 1, of a key, or of the nearest key above it; None if there is none.
 
-        place: the steps of the key, such as ("sources", 0, "fields").
+        steps: the steps of the key, such as ("sources", 0, "fields").
         """
         node, line, step = self._root, None, 0
-        while step < len(place):
+        while step < len(steps):
             below, num_steps = None, 1
             # A mapping's node has pairs of nodes, a sequence's has the nodes of its items.
             if isinstance(node, yaml.MappingNode):
                 # A key may be several steps at once, as training.epochs.
                 names = {
-                    ".".join(map(str, place[step:n])): n for n in range(step + 1, len(place) + 1)
+                    ".".join(map(str, steps[step:n])): n for n in range(step + 1, len(steps) + 1)
                 }
                 for key, value in node.value:
                     if isinstance(key, yaml.ScalarNode) and key.value in names:
                         below, line = value, key.start_mark.line + 1
                         num_steps = names[key.value] - step
             elif isinstance(node, yaml.SequenceNode):
-                index = place[step]
+                index = steps[step]
                 if isinstance(index, int) and index < len(node.value):
                     below = node.value[index]
                     line = below.start_mark.line + 1
@@ -102,16 +102,16 @@ def _yaml_words(error: yaml.YAMLError) -> str:
     return f"{words}, after {before[-MAX_SHOWN:]!r}" if before.strip() else words
 
 
-def nearest_name(model: type[BaseModel], place: Sequence[str | int]) -> str:
+def nearest_name(model: type[BaseModel], steps: Sequence[str | int]) -> str:
     """The end of an error about an unknown key inside a declaration; empty if no name is near.
 
     model: of the settings tree's top.
     """
-    for step in place[:-1]:
+    for step in steps[:-1]:
         if isinstance(step, str) and step in model.model_fields:
             inner = next(_models_in(model.model_fields[step].annotation), None)
             model = inner or model
-    close = difflib.get_close_matches(str(place[-1]), list(model.model_fields), 1, 0.5)
+    close = difflib.get_close_matches(str(steps[-1]), list(model.model_fields), 1, 0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known are {', '.join(model.model_fields)}" if issubclass(model, Part) else ""

@@ -13,7 +13,7 @@ from streamd.store.file_index import FileIndex
 from streamd.store.ranges import Earlier, objects_of, wanted_files
 from streamd.store.restore import new_directory, verify_made, write_ends, write_pieces
 from streamd.store.snapshot import NAME
-from streamd.store.upload import placed_snapshot
+from streamd.store.upload import snapshot_with_position
 
 COPIED = "models/"
 """Path of the files that are copied besides the log. State of roles and trainer is left out: a
@@ -51,9 +51,11 @@ def copy_directory(
     """
     with (
         new_directory(data_dir, disk) as scratch,
-        placed_snapshot(source, NAME, DISK, in_place=not os.access(source, os.W_OK)) as taken,
+        snapshot_with_position(
+            source, NAME, DISK, in_place=not os.access(source, os.W_OK)
+        ) as taken,
     ):
-        snapshot, place, _ = taken
+        snapshot, position, _ = taken
         nothing = Earlier(state=None, files={}, index=FileIndex(), objects={})
         wanted = [
             one
@@ -78,6 +80,6 @@ def copy_directory(
                 write_pieces(path, one.size, pieces, reserve, written, disk)
         except FileNotFoundError as error:
             raise StoreError(f"{error.filename} was removed during the copy.", AGAIN) from None
-        write_ends(scratch, snapshot.state.seq, place, disk)
+        write_ends(scratch, snapshot.state.seq, position, disk)
         verify_made(scratch, snapshot.state, check, f"The copy of {source}", AGAIN)
     return snapshot.state

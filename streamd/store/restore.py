@@ -119,11 +119,11 @@ def _write_files(
     write_ends(folder, manifest.seq, manifest.position, disk)
 
 
-def write_ends(folder: Path, seq: int, place: ChangelogPosition | None, disk: Disk) -> None:
+def write_ends(folder: Path, seq: int, position: ChangelogPosition | None, disk: Disk) -> None:
     """Write the position in the changelog, at which the directory resumes, and `published` last;
     then make the folders durable."""
-    if place is not None:
-        write_durably(folder / CHANGELOG, place.pack(), disk)
+    if position is not None:
+        write_durably(folder / CHANGELOG, position.pack(), disk)
     published = disk.open(folder / "published", os.O_RDWR | os.O_CREAT)
     try:
         disk.write(published, seq.to_bytes(8, "little"), 0)

@@ -73,7 +73,7 @@ def upload(
     owner = owner or new_owner()
     with marked(store, UPLOADS, owner, now) as mark:
         wait_for_removals(store, owner, now, store.sleep)
-        with placed_snapshot(data_dir, name, disk) as (snapshot, position, compacted):
+        with snapshot_with_position(data_dir, name, disk) as (snapshot, position, compacted):
             index = FileIndex(folder_of(data_dir, name) / FILE)
             earlier = _earlier(store, snapshot, index, position)
             wanted = list(wanted_files(snapshot, earlier))
@@ -108,7 +108,7 @@ def upload(
 
 
 @contextmanager
-def placed_snapshot(
+def snapshot_with_position(
     data_dir: Path, name: str, disk: Disk, in_place: bool = False
 ) -> Iterator[tuple[Snapshot, ChangelogPosition | None, int]]:
     """Yield a snapshot, a position in the changelog up to which the snapshot has all commits, and
@@ -183,7 +183,7 @@ def _earlier(
     if newest is None:
         return Earlier(state=None, files={}, index=index, objects=objects)
     if position is not None:
-        _check_place(store, newest, position)
+        _check_position(store, newest, position)
 
     # The journal has checksums of all rows: a log with the same newest lines has the same rows.
     files = {file.path: file for file in newest.files}
@@ -194,14 +194,14 @@ def _earlier(
     return Earlier(state=state, files=files, index=index, objects=objects)
 
 
-def _check_place(store: Store, newest: Manifest, position: ChangelogPosition) -> None:
+def _check_position(store: Store, newest: Manifest, position: ChangelogPosition) -> None:
     """Check that no manifest has a later position in the same changelog: the records before that
     may be deleted. Raises: StoreError."""
-    place = newest.changelog_term, newest.changelog_offset or 0
+    stored = newest.changelog_term, newest.changelog_offset or 0
     is_other = ChangelogId(*newest.changelog).is_other(position.changelog)
-    if not is_other and place > (position.term, position.offset):
+    if not is_other and stored > (position.term, position.offset):
         raise StoreError(
-            f"{store.shown} holds a manifest of term {place[0]} at offset {place[1]} of the "
+            f"{store.shown} holds a manifest of term {stored[0]} at offset {stored[1]} of the "
             f"changelog, and this machine knows it up to term {position.term}, {position.offset}.",
             "let the machine that leads write it; this one writes again once it leads.",
         )

@@ -7,7 +7,7 @@ from streamd.events import DELETE, EDGE, NODE
 from streamd.ingest.order.placement import ALWAYS, NEVER
 
 
-def place(buffers, situations):
+def order_events(buffers, situations):
     """(time that orders it, whether it may go) of each event of all partitions."""
     return [placed for number, now in enumerate(situations) for placed in of_partition(buffers, number, now)]
 
@@ -46,12 +46,12 @@ def of_partition(buffers, number, now):
 
 
 def is_due(e, now):
-    return now.bound is None or e.at < now.bound or e.place <= now.overdue
+    return now.bound is None or e.at < now.bound or e.order_events <= now.overdue
 
 
 class Event:
     def __init__(self, row, extras):
-        self.kind, self.time, self.stamp, self.place = (int(row["kind"]), int(row["time"]), int(row["stamp"]), (int(row["offset"]), int(row["item"])))
+        self.kind, self.time, self.stamp, self.order_events = (int(row["kind"]), int(row["time"]), int(row["stamp"]), (int(row["offset"]), int(row["item"])))
         a, b = int(row["a"]), int(row["b"])
         self.timed = bool(has_time(np.array([row]))[0])
         self.name = (a,) if b < 0 else (a, b, int(extras[row["extra"]][0]) if self.kind == DELETE else self.time)

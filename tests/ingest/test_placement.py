@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from streamd.decode.block import NO_STAMP, ROW, Block, joined
 from streamd.events import DELETE, EDGE, LABEL, NODE
-from streamd.ingest.order.placement import Situation, place
+from streamd.ingest.order.placement import Situation, order_events
 from tests.ingest import placement_reference
 
 
@@ -41,8 +41,8 @@ SITUATIONS = st.builds(Situation, lead=st.none() | small(-3, 3), reached=small(-
 def test_places_are_those_of_the_reference(parts):
     buffers = [block(source, events) for source, (events, _) in enumerate(parts)]
     situations = [now for _, now in parts]
-    at, ready = place(joined(buffers), [len(b) for b in buffers], situations)
-    assert list(zip(at.tolist(), ready.tolist(), strict=True)) == placement_reference.place(buffers, situations)
+    at, ready = order_events(joined(buffers), [len(b) for b in buffers], situations)
+    assert list(zip(at.tolist(), ready.tolist(), strict=True)) == placement_reference.order_events(buffers, situations)
 
 
 def presence(num, source=0):
@@ -69,7 +69,7 @@ def work(buffers):
     tracemalloc.start()
     sys.settrace(count)
     try:
-        place(all_of_them, [len(b) for b in buffers], [now] * len(buffers))
+        order_events(all_of_them, [len(b) for b in buffers], [now] * len(buffers))
     finally:
         sys.settrace(before)
         peak = tracemalloc.get_traced_memory()[1]

@@ -81,8 +81,8 @@ class Playing:
         _, rejected = Decoder(rules_of(self.settings, schema_of(self.settings))).decode(records, 0, SystemClock().now_us(), "")
         for one in rejected:
             # A key may be too long or empty, a time too old: ingest says so, and where the row is.
-            if "row" not in events.place_of(one.offset):
-                return f"{one.error} at {events.place_of(one.offset)}"
+            if "row" not in events.location_of(one.offset):
+                return f"{one.error} at {events.location_of(one.offset)}"
             msgspec.json.decode(rows[one.offset - 1].value)
         return None
 

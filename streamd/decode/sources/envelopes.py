@@ -20,7 +20,7 @@ from streamd.decode.sources.paths import Columns, Shape, Steps, follow, parsed, 
 from streamd.decode.sources.rules import (
     FeatureSets,
     Leaves,
-    Place,
+    PathResolver,
     Rule,
     RuleMaker,
     absolute,
@@ -248,25 +248,25 @@ class FormMaker:
     def binary(self) -> Form:
         """CloudEvents with the data as value and the attributes in headers."""
 
-        def place(path: str) -> Steps:
+        def resolve(path: str) -> Steps:
             steps = steps_of(path)
             if steps[0] == ENVELOPE:
                 return (HEADERS, f"{ATTRIBUTE}{steps[1]}")
             return steps
 
         leaves = Leaves()
-        made = self._of_sources(leaves, place)
+        made = self._of_sources(leaves, resolve)
         return self._form(made, _with_one_of_value(leaves))
 
     def tombstone(self) -> Form | None:
         """Null values, with the fields of the record's key; None if they delete nothing."""
 
-        def place(path: str) -> Steps:
+        def resolve(path: str) -> Steps:
             steps = steps_of(path)
             return steps if steps[0] in OF_RECORD else (KEY, *steps)
 
         leaves = Leaves()
-        maker = RuleMaker(leaves, place)
+        maker = RuleMaker(leaves, resolve)
         made: list[SourceRules] = []
         for source in self._sources:
             rules: Sequence[Rule] = ()
@@ -285,11 +285,11 @@ class FormMaker:
                 made.append(SourceRules(source, rules))
         return self._form(made, leaves) if made else None
 
-    def _of_sources(self, leaves: Leaves, place: Place) -> list[SourceRules]:
-        """Compile the rules of all sources. place: converts their paths to steps in records."""
+    def _of_sources(self, leaves: Leaves, resolve: PathResolver) -> list[SourceRules]:
+        """Compile the rules of all sources. resolve: converts their paths to steps in records."""
         made = []
         for source in self._sources:
-            maker = RuleMaker(leaves, place, source.each)
+            maker = RuleMaker(leaves, resolve, source.each)
             rules = plain_rules(source, maker, self._features(source))
             made.append(SourceRules(source, rules, maker.list))
         return made

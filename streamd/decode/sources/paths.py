@@ -20,7 +20,7 @@ Columns = list[Sequence[Any]]
 """One sequence of values for each path of a shape; None if a record has no such field."""
 Walk = Callable[[Any], Any]
 """A function from parsed JSON to a value inside it, None if there is none."""
-PLACE = re.compile("[0-9]{1,9}")
+INDEX = re.compile("[0-9]{1,9}")
 """A step that is an index if the value is a list."""
 BYTES, FLOAT = "base64", "float"
 """The only name in an object that represents, in JSON, bytes that are not text, or infinity."""
@@ -40,7 +40,7 @@ class Shape:
 
     def __init__(self, paths: Sequence[Steps]) -> None:
         # A path's types end before an index of a list, and at the end of another path.
-        ends = {path[:i] for path in paths for i in range(1, len(path)) if PLACE.fullmatch(path[i])}
+        ends = {path[:i] for path in paths for i in range(1, len(path)) if INDEX.fullmatch(path[i])}
         ends |= set(paths)
         self._root = _Branch()
         for column, path in enumerate(paths):
@@ -199,16 +199,16 @@ def open_text(value: Any) -> Any:
 
 def follow(steps: Steps) -> Walk:
     """Make a function that follows steps through parsed JSON, and into text that contains JSON."""
-    places = [(step, int(step) if PLACE.fullmatch(step) else -1) for step in steps]
+    indexed = [(step, int(step) if INDEX.fullmatch(step) else -1) for step in steps]
 
     def walk(value: Any) -> Any:
-        for step, place in places:
+        for step, index in indexed:
             if type(value) is str:
                 value = open_text(value)
             if type(value) is dict:
                 value = value.get(step)
-            elif type(value) is list and 0 <= place < len(value):
-                value = value[place]
+            elif type(value) is list and 0 <= index < len(value):
+                value = value[index]
             else:
                 return None
         return value

@@ -33,7 +33,7 @@ from streamd.settings.sources import (
     steps_of,
 )
 
-Place = Callable[[str], Steps]
+PathResolver = Callable[[str], Steps]
 """Converts a path of the settings to its steps in a record."""
 
 
@@ -194,13 +194,13 @@ class Rule:
 class RuleMaker:
     """Compiles a source's rules for one form of records.
 
-    place: converts their paths. each: path of the list that has an event in each element.
+    resolve: converts their paths. each: path of the list that has an event in each element.
     """
 
-    def __init__(self, leaves: Leaves, place: Place, each: str | None = None) -> None:
+    def __init__(self, leaves: Leaves, resolve: PathResolver, each: str | None = None) -> None:
         self._leaves = leaves
-        self._place = place
-        self.list: Steps = () if each is None else place(each)
+        self._resolve = resolve
+        self.list: Steps = () if each is None else resolve(each)
         """Steps of the list; () without `each`."""
         if self.list:
             leaves.number(self.list)
@@ -210,7 +210,7 @@ class RuleMaker:
 
     def _leaf(self, path: str) -> int:
         """The number of a path. A path that begins with the list leads into its elements."""
-        steps = self._place(path)
+        steps = self._resolve(path)
         num = len(self.list)
         if num and steps[:num] == self.list:
             return self._leaves.number(steps[num:], self.list)
@@ -292,17 +292,17 @@ class RuleMaker:
         )
 
 
-def absolute(base: Steps, envelope: Steps) -> Place:
-    """A place for paths if the data is at `base` of a record and the envelope at `envelope`."""
+def absolute(base: Steps, envelope: Steps) -> PathResolver:
+    """A resolver of paths if the data is at `base` of a record and the envelope at `envelope`."""
 
-    def place(path: str) -> Steps:
+    def resolve(path: str) -> Steps:
         steps = steps_of(path)
         if steps[0] == ENVELOPE:
             return (*envelope, *steps[1:])
         # Paths into the record's key and headers are not in its value.
         return steps if is_outside(steps) else (*base, *steps)
 
-    return place
+    return resolve
 
 
 def plain_rules(source: SourceSettings, maker: RuleMaker, sets: "FeatureSets") -> list[Rule]:

@@ -116,9 +116,9 @@ class SchemaRegistry:
                 begun.add(reference.name)
                 if len(begun) > MAX_REFERENCES or depth > MAX_REFERENCES // 4:
                     raise BadEvent("bad_schema", f"it needs more than {MAX_REFERENCES} schemas")
-                place = f"/subjects/{quote(reference.subject, safe='')}/versions/"
+                path = f"/subjects/{quote(reference.subject, safe='')}/versions/"
                 what = f"version {reference.version} of {reference.subject[:100]!r}"
-                needed = self._schema(f"{place}{reference.version}", form, what)
+                needed = self._schema(f"{path}{reference.version}", form, what)
                 follow(needed, depth + 1)
                 found[reference.name] = needed
 

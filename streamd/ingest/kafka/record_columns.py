@@ -77,16 +77,16 @@ class RecordRun:
         sizes: Ints = np.maximum(parts, 0).sum(axis=0)
         return sizes
 
-    def records_for(self, place: ConsumerRecord) -> list[ConsumerRecord]:
-        """The records as a consumer returns them. place: the record that has this run as value, for
-        topic, partition and leader epoch."""
+    def records_for(self, run_record: ConsumerRecord) -> list[ConsumerRecord]:
+        """The records as a consumer returns them. run_record: the record that has this run as
+        value, for topic, partition and leader epoch."""
         columns = self.columns
         count = len(self)
         # Make tuples without a call in Python for each.
         rows = zip(
-            [place.topic] * count,
-            [place.partition] * count,
-            [place.leader_epoch] * count,
+            [run_record.topic] * count,
+            [run_record.partition] * count,
+            [run_record.leader_epoch] * count,
             columns.offsets.tolist(),
             columns.timestamps.tolist(),
             [self.timestamp_type] * count,

@@ -274,11 +274,11 @@ class SafeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
 
     def _read(self) -> bool:
         """Make the next run of records pending. Returns: whether there was one."""
-        place = next(self.record_iterator, None)
-        if place is None:
+        run_record = next(self.record_iterator, None)
+        if run_record is None:
             return False
-        run: RecordRun = place.value
-        self._pending = run.records_for(place)
+        run: RecordRun = run_record.value
+        self._pending = run.records_for(run_record)
         # Records count with their expanded sizes.
         self._ends = np.cumsum(run.sizes())
         # kafka-python has counted the run as one record.

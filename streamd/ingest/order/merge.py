@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.decode.block import NO_STAMP, Block, Rows, empty_block, has_time, joined
-from streamd.events import DELETE, Bools, Int64, Place, Position, Run
-from streamd.ingest.order.placement import ALWAYS, NEVER, Situation, place
-from streamd.ingest.order.runs import join_runs, place_of, runs_from, runs_of
+from streamd.events import DELETE, Bools, Int64, OffsetItem, Position, Run
+from streamd.ingest.order.placement import ALWAYS, NEVER, Situation, order_events
+from streamd.ingest.order.runs import join_runs, offset_item, runs_from, runs_of
 
 NUM_LEADS = 1_000
 """Number of newest events with a remembered lead (time - timestamp). The median lead estimates the
@@ -52,7 +52,7 @@ class _Partition:
     at_end: bool = False
     ever: bool = False
     pushed: bool = False
-    following: Place = (0, 0)
+    following: OffsetItem = (0, 0)
     blocks: list[Block] = field(default_factory=list)
     num_buffered: int = 0
     num_untimed: int = 0
@@ -131,7 +131,7 @@ class _Arrival(NamedTuple):
     at: float
     newest: int
     part: _Partition
-    last: Place
+    last: OffsetItem
 
 
 class Merger:
@@ -168,7 +168,9 @@ class Merger:
         part.ahead = position.ahead
         part.ever = position.offset > 0
 
-    def push(self, source: int, events: Block, following: Place, at_end: bool, now: float) -> None:
+    def push(
+        self, source: int, events: Block, following: OffsetItem, at_end: bool, now: float
+    ) -> None:
         """Buffer the events that one poll brought from one partition.
 
         Args: events: in order of offset and item; following: (offset, index) after them, at which
@@ -200,7 +202,7 @@ class Merger:
         part.num_buffered += len(rows)
         part.num_untimed += len(rows) - len(timed)
         part.num_deletes += int((rows["kind"] == DELETE).sum())
-        self._arrivals.append(_Arrival(now, newest, part, place_of(rows[-1])))
+        self._arrivals.append(_Arrival(now, newest, part, offset_item(rows[-1])))
         self._unspent += len(rows)
 
     def release(self, now: float, limit: int) -> Block:
@@ -246,7 +248,7 @@ class Merger:
 
     def _forget_arrivals(self, oldest: int, now: float) -> None:
         """Forget arrivals without buffered events. oldest: earliest buffered event time."""
-        first = {p: place_of(p.buffer().rows[0]) for p in self._parts if p.num_untimed}
+        first = {p: offset_item(p.buffer().rows[0]) for p in self._parts if p.num_untimed}
         overdue: dict[_Partition, int] = {}
         kept: list[_Arrival] = []
         for a in self._arrivals:
@@ -291,7 +293,7 @@ class Merger:
         if not any(p.num_untimed for p in taken):
             return time, None if bound is None else time < bound
         # While there are slower partitions, no event is overdue: theirs may have to go first.
-        overdue: dict[_Partition, Place] = {}
+        overdue: dict[_Partition, OffsetItem] = {}
         if not self._behind():
             for a in self._arrivals:
                 if now - a.at >= self.wait_seconds:
@@ -318,7 +320,7 @@ class Merger:
             )
             for part in taken
         ]
-        return place(merged, [p.num_buffered for p in taken], situations)
+        return order_events(merged, [p.num_buffered for p in taken], situations)
 
     def _learn_leads(self, timed: Rows) -> None:
         """Remember (time - timestamp) of the newest events."""
@@ -329,7 +331,7 @@ class Merger:
     def position(self, source: int) -> Position:
         """The position to continue at once all released events are in the log."""
         part = self._parts[source]
-        first = place_of(part.buffer().rows[0]) if part.num_buffered else part.following
+        first = offset_item(part.buffer().rows[0]) if part.num_buffered else part.following
         # Runs before the position need not be remembered.
         return Position(*first, runs_from(part.ahead, first))
 

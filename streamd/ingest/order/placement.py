@@ -46,7 +46,7 @@ class Situation:
     crowded: bool = False
 
 
-def place(
+def order_events(
     joined: Block, sizes: Sequence[int], situations: Sequence[Situation]
 ) -> tuple[Int64, Bools]:
     """Order the events of several partitions, some of them without a time.
@@ -78,7 +78,7 @@ def place(
 
 
 class _Part:
-    """The order within one partition's buffer. Owner: `place`.
+    """The order within one partition's buffer. Owner: `order_events`.
 
     bound_by: row of the newest delete before each event that names it, int64[n], NONE for no
     delete. at: the time that orders each event, int64[n]. ready: whether it may be released now.

@@ -8,13 +8,13 @@ from operator import attrgetter
 import numpy as np
 
 from streamd.decode.block import Rows
-from streamd.events import Bools, Int64, Place, Position, Run
+from streamd.events import Bools, Int64, OffsetItem, Position, Run
 
 first_of = attrgetter("first")
 last_of = attrgetter("last")
 
 
-def place_of(row: np.void) -> Place:
+def offset_item(row: np.void) -> OffsetItem:
     return int(row["offset"]), int(row["item"])
 
 
@@ -26,7 +26,7 @@ def runs_of(rows: Rows, chosen: Bools) -> list[Run]:
     return [Run((a, b), (c, d)) for a, b, c, d in zip(*columns, strict=True)]
 
 
-def join_runs(runs: Sequence[Run], waiting: Rows, following: Place) -> tuple[Run, ...]:
+def join_runs(runs: Sequence[Run], waiting: Rows, following: OffsetItem) -> tuple[Run, ...]:
     """Join runs with no waiting event between them, and drop those before the first waiting event.
 
     runs: of events that are in the log, in any order. waiting: the partition's buffer. following:
@@ -49,11 +49,11 @@ def join_runs(runs: Sequence[Run], waiting: Rows, following: Place) -> tuple[Run
     return tuple(out)
 
 
-def runs_from(runs: tuple[Run, ...], place: Place) -> tuple[Run, ...]:
+def runs_from(runs: tuple[Run, ...], at: OffsetItem) -> tuple[Run, ...]:
     """The runs that end at or after an (offset, index). runs: in ascending order."""
-    if not runs or runs[0].last >= place:
+    if not runs or runs[0].last >= at:
         return runs
-    return runs[bisect_left(runs, place, key=last_of) :]
+    return runs[bisect_left(runs, at, key=last_of) :]
 
 
 def not_yet_appended(rows: Rows, resume: Position) -> Bools:
@@ -66,23 +66,23 @@ def not_yet_appended(rows: Rows, resume: Position) -> Bools:
         return missing
 
     # Only few runs overlap these rows.
-    begin = bisect_left(resume.ahead, place_of(rows[0]), key=last_of)
-    end = bisect_right(resume.ahead, place_of(rows[-1]), key=first_of)
+    begin = bisect_left(resume.ahead, offset_item(rows[0]), key=last_of)
+    end = bisect_right(resume.ahead, offset_item(rows[-1]), key=first_of)
     runs = resume.ahead[begin:end]
-    behind_last = [(run.last[0], run.last[1] + 1) for run in runs]
+    after_last = [(run.last[0], run.last[1] + 1) for run in runs]
     turns = np.zeros(len(rows) + 1, np.int64)
     np.add.at(turns, _num_before(rows, [run.first for run in runs]), 1)
-    np.add.at(turns, _num_before(rows, behind_last), -1)
+    np.add.at(turns, _num_before(rows, after_last), -1)
     missing &= np.cumsum(turns)[:-1] == 0
     return missing
 
 
-def _num_before(rows: Rows, places: Sequence[Place]) -> Int64:
-    """The number of rows before each (offset, item) of `places`, int64; both are sorted."""
-    offset, item = np.array(places, np.int64).reshape(-1, 2).T
+def _num_before(rows: Rows, items: Sequence[OffsetItem]) -> Int64:
+    """The number of rows before each (offset, item) of `items`, int64; both are sorted."""
+    offset, item = np.array(items, np.int64).reshape(-1, 2).T
     keys = np.append(item, rows["item"]), np.append(offset, rows["offset"])
-    # Of equal keys, those of `places` come first.
+    # Of equal keys, those of `items` come first.
     order = np.lexsort(keys)
-    is_row = order >= len(places)
+    is_row = order >= len(items)
     before: Int64 = np.cumsum(is_row, dtype=np.int64)[~is_row]
     return before

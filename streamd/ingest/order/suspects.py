@@ -19,7 +19,7 @@ from streamd.decode.block import NO_STAMP, Block, empty_block, has_time, joined
 from streamd.events import Bools, Int64
 from streamd.ingest.order.placement import NEVER
 from streamd.ingest.order.replay_pace import advances, usual_step
-from streamd.ingest.order.runs import place_of
+from streamd.ingest.order.runs import offset_item
 
 NUM_LEADS = 1_000
 """Number of remembered leads, which determine the usual one of the partition."""
@@ -77,7 +77,7 @@ class Suspects:
     @property
     def first_held(self) -> tuple[int, int] | None:
         """Offset and item of the first waiting event; None if no event waits."""
-        return place_of(self._held[0].rows[0]) if self._held else None
+        return offset_item(self._held[0].rows[0]) if self._held else None
 
     @property
     def held_since(self) -> float | None:

@@ -63,14 +63,14 @@ def take_manifest(
     Returns: whether this helps; False if the log here has the manifest's position already, or at
     least as many commits that differ. Raises: as `bootstrap`.
     """
-    place = manifest.position
-    if place is not None and state_at(data_dir, manifest.seq) == LogState.restored(manifest.log):
+    position = manifest.position
+    if position is not None and state_at(data_dir, manifest.seq) == LogState.restored(manifest.log):
         own = read_position(data_dir)
-        if own is not None and own.offset >= place.offset:
+        if own is not None and own.offset >= position.offset:
             return False
         with _writing(data_dir, disk):
-            write_durably(data_dir / CHANGELOG, place.pack(), disk)
-        logger.info("position_restored", seq=place.seq, changelog_offset=place.offset)
+            write_durably(data_dir / CHANGELOG, position.pack(), disk)
+        logger.info("position_restored", seq=position.seq, changelog_offset=position.offset)
         return True
 
     # After a power cut `published` may be older than the journal's first line.

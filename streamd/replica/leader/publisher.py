@@ -186,7 +186,7 @@ class ChangelogPublisher:
                 for entry in self._reader.read(WAIT_SECONDS):
                     if entry.offset >= end:
                         break
-                    if found < 0 and _without_place(entry) == ours:
+                    if found < 0 and _without_offset(entry) == ours:
                         found = end = entry.offset
                         break
                     self._check_void(entry)
@@ -235,7 +235,7 @@ class ChangelogPublisher:
         self._reader.close()
 
 
-def _without_place(entry: Read) -> Read:
+def _without_offset(entry: Read) -> Read:
     """A record as it was before it was sent, without its value, which its checksum identifies."""
     if isinstance(entry, Record):
         return entry._replace(offset=0, value=b"")

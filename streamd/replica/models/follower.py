@@ -27,7 +27,7 @@ from streamd.windows.history import FILE as HISTORY
 logger = structlog.get_logger()
 
 
-class _Place(msgspec.Struct):
+class _Position(msgspec.Struct):
     edge: int
     seq: int
 
@@ -182,10 +182,10 @@ class ModelsFollower:
 
     def _log_has(self, version: StoredVersion) -> bool:
         """Whether the log here has reached the commit and the event at which a version was made."""
-        place = msgspec.json.decode(version.manifest, type=_Place)
+        position = msgspec.json.decode(version.manifest, type=_Position)
         tail = JournalTail.open(self._data_dir)
         return tail is not None and (
-            tail.state.seq >= place.seq and tail.state.num_edges >= place.edge
+            tail.state.seq >= position.seq and tail.state.num_edges >= position.edge
         )
 
     def _write_history(self) -> None:

@@ -146,7 +146,7 @@ class Takeover:
         clear(self._data_dir, self._disk)
 
         self._on_step("files")
-        places = {
+        targets = {
             "replay": self._data_dir / REPLAY,
             "facts": role / FACTS,
             "nightly": self._data_dir / NIGHTLY / stored.nightly,
@@ -154,11 +154,11 @@ class Takeover:
             ATTEMPT: train / ATTEMPT,
             RANGE: train / RANGE,
         }
-        for path, place in places.items():
+        for path, target in targets.items():
             if (taken / path).exists():
-                place.parent.mkdir(exist_ok=True)
-                self._disk.replace(taken / path, place)
-                self._disk.sync_folder(place.parent)
+                target.parent.mkdir(exist_ok=True)
+                self._disk.replace(taken / path, target)
+                self._disk.sync_folder(target.parent)
         self._on_step("place")
         checkpoints = self._data_dir / CHECKPOINTS
         checkpoints.mkdir()
@@ -182,5 +182,5 @@ def clear(data_dir: Path, disk: Disk = DISK) -> None:
 
 def has_state(data_dir: Path) -> bool:
     """Whether a trainer left a checkpoint or a hold here."""
-    places = (data_dir / CHECKPOINTS, folder_of(data_dir, ROLE) / HOLD)
-    return any(place.exists() for place in places)
+    targets = (data_dir / CHECKPOINTS, folder_of(data_dir, ROLE) / HOLD)
+    return any(target.exists() for target in targets)

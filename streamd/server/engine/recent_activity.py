@@ -90,7 +90,7 @@ def look_around(view: ServerGraph, key: Key, edge_set: int) -> Around:
             near.setdefault(end, number + 1)
     keys = {n: log.keys[n] for n in near}
     named = {n: key for n, key in keys.items() if key is not None}
-    place = {n: i for i, n in enumerate(named)}
+    index = {n: i for i, n in enumerate(named)}
     sets = log.node_sets_of(np.array([*named, 0]))
     rows = zip(
         event_E.tolist(),
@@ -103,11 +103,11 @@ def look_around(view: ServerGraph, key: Key, edge_set: int) -> Around:
     partners = [log.keys[n] for n in view.facts.partners(node, edge_set).tolist()]
     return Around(
         edge=view.edge,
-        nodes=[(named[n], int(sets[i]), near[n]) for n, i in place.items()],
+        nodes=[(named[n], int(sets[i]), near[n]) for n, i in index.items()],
         events=[
-            (event, us, number, place[u], place[v])
+            (event, us, number, index[u], index[v])
             for event, us, number, u, v in rows
-            if u in place and v in place
+            if u in index and v in index
         ],
         partners=[key for key in partners if key is not None],
     )

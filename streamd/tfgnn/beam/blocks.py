@@ -89,7 +89,7 @@ class Hoods:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Walked:
-    """Edges of samples, keyed by the shard of the samples. place_E: int64, index of an edge among
+    """Edges of samples, keyed by the shard of the samples. index_E: int64, index of an edge among
     those of its source. sample_P, edge_P: P pairs of a sample and an edge, as indices into the
     lists."""
 
@@ -97,7 +97,7 @@ class Walked:
     samples: list[bytes]
     source: list[bytes]
     target: list[bytes]
-    place_E: Array
+    index_E: Array
     features: Values
     sample_P: Array
     edge_P: Array
@@ -143,9 +143,9 @@ def groups(key_N: Array) -> Iterator[tuple[int, Array]]:
     )
 
 
-def pick(values: list[bytes], places: Array) -> list[bytes]:
+def pick(values: list[bytes], indices: Array) -> list[bytes]:
     """The strings at some indices."""
-    return [values[i] for i in places.tolist()]
+    return [values[i] for i in indices.tolist()]
 
 
 def numbered(values: Iterable[bytes]) -> tuple[list[bytes], dict[bytes, int]]:
@@ -154,14 +154,14 @@ def numbered(values: Iterable[bytes]) -> tuple[list[bytes], dict[bytes, int]]:
     return known, {value: n for n, value in enumerate(known)}
 
 
-def places_of(number: dict[bytes, int], values: list[bytes]) -> Array:
+def indices_of(number: dict[bytes, int], values: list[bytes]) -> Array:
     """Index of each string, int64, -1 for an unknown one."""
     return np.fromiter((number.get(value, -1) for value in values), np.int64, len(values))
 
 
-def compact(places: Array) -> tuple[Array, Array]:
+def compact(indices: Array) -> tuple[Array, Array]:
     """The distinct indices, ascending, and for each input its index among them, int64."""
-    used, which = np.unique(places, return_inverse=True)
+    used, which = np.unique(indices, return_inverse=True)
     return used, which.reshape(-1).astype(np.int64)
 
 
@@ -194,25 +194,25 @@ def _cut(file: TableFile, parts: list[Rows], buckets: int) -> Iterator[Keyed]:
     assert not isinstance(file.one, Context)
     columns = Columns(file.one, parts)
     if file.kind == "edges":
-        check_weights(columns.weight, columns.place)
-    of_file = replace(parts[0].place, first=0)
-    row_R = np.concatenate([p.place.first + np.arange(p.num) for p in parts])
+        check_weights(columns.weight, columns.location)
+    of_file = replace(parts[0].location, first=0)
+    row_R = np.concatenate([p.location.first + np.arange(p.num) for p in parts])
     keys = columns.source if file.kind == "edges" else columns.ids
-    for bucket, places in groups(bucket_of(keys, buckets)):
-        ids = pick(keys, places)
+    for bucket, indices in groups(bucket_of(keys, buckets)):
+        ids = pick(keys, indices)
         if file.kind == "nodes":
-            features = take(columns.features, places)
-            yield bucket, NodeBlock(file.name, ids, features, of_file, row_R[places])
+            features = take(columns.features, indices)
+            yield bucket, NodeBlock(file.name, ids, features, of_file, row_R[indices])
         elif file.kind == "edges":
-            time = None if columns.time is None else columns.time[places]
-            weight = None if columns.weight is None else columns.weight[places]
-            features = take(columns.features, places)
-            target = pick(columns.target, places)
+            time = None if columns.time is None else columns.time[indices]
+            weight = None if columns.weight is None else columns.weight[indices]
+            features = take(columns.features, indices)
+            target = pick(columns.target, indices)
             yield bucket, EdgeBlock(file.name, ids, target, time, weight, features)
         else:
             time = None if file.kind == "every" else columns.time
             endless = np.full(len(ids), ENDLESS)
-            yield bucket, SeedBlock(ids, endless if time is None else time[places])
+            yield bucket, SeedBlock(ids, endless if time is None else time[indices])
 
 
 def bucket_of(ids: list[bytes], buckets: int) -> Array:

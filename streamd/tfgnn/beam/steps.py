@@ -27,13 +27,13 @@ from streamd.tfgnn.beam.blocks import (
     bucket_of,
     compact,
     groups,
+    indices_of,
     numbered,
     of,
     pick,
-    places_of,
 )
 from streamd.tfgnn.records.records import write_records
-from streamd.tfgnn.records.row_names import Place
+from streamd.tfgnn.records.row_names import Location
 from streamd.tfgnn.records.shards import shard_paths
 from streamd.tfgnn.records.tensor import join, take
 from streamd.tfgnn.sampling.adjacency import (
@@ -133,7 +133,7 @@ def name_seeds(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
     seeds = name_samples(ids, np.concatenate([block.times for block in rows]).tolist())
     handles = seeds.handles
     nodes, number = numbered(seeds.seed_ids)
-    arrived = places_of(number, seeds.seed_ids)
+    arrived = indices_of(number, seeds.seed_ids)
     op = seed_of(plan.spec).op_name
     yield (
         key,
@@ -180,16 +180,16 @@ class _Edges:
         self.name = name
         self.sources, self.source_number = numbered(source)
         self.targets, self.target_number = numbered(target)
-        places = [f"Edge set {name!r}"] * len(rows)
+        locations = [f"Edge set {name!r}"] * len(rows)
         self.adjacency = adjacency(
-            places_of(self.source_number, source),
-            places_of(self.target_number, target),
+            indices_of(self.source_number, source),
+            indices_of(self.target_number, target),
             len(self.sources),
-            time_E=whole([block.time for block in rows], np.int64, "#time", places),
-            weight_E=whole([block.weight for block in rows], np.float32, "#weight", places),
+            time_E=whole([block.time for block in rows], np.int64, "#time", locations),
+            weight_E=whole([block.weight for block in rows], np.float32, "#weight", locations),
             features=join([block.features for block in rows]),
             types=plan.schema.edge_sets[name].features,
-            place=lambda e: f"Edge set {name!r}, edge {e} of a bucket",
+            location=lambda e: f"Edge set {name!r}, edge {e} of a bucket",
         )
         has = Has(self.adjacency.weight_E is not None, self.adjacency.time_E is not None)
         if has != plan.has[name]:
@@ -205,9 +205,9 @@ class _Edges:
         """Yield edges of samples for their shards."""
         table = self.adjacency
         shard_S = shard_of(hash_strings(samples), plan.num_shards)
-        for shard, places in groups(shard_S[sample]):
-            have, sample_P = compact(sample[places])
-            edges, edge_P = compact(edge[places])
+        for shard, indices in groups(shard_S[sample]):
+            have, sample_P = compact(sample[indices])
+            edges, edge_P = compact(edge[indices])
             yield (
                 shard,
                 Walked(
@@ -231,11 +231,11 @@ def _pairs(
     until_S = np.empty(len(samples), np.int64)
     joined = []
     for block in came:
-        place_S = places_of(sample_number, block.samples)
-        until_S[place_S] = block.until_S
-        node = places_of(number, block.nodes)[block.node_P]
+        index_S = indices_of(sample_number, block.samples)
+        until_S[index_S] = block.until_S
+        node = indices_of(number, block.nodes)[block.node_P]
         known = node >= 0
-        joined.append(place_S[block.sample_P][known] * max(len(number), 1) + node[known])
+        joined.append(index_S[block.sample_P][known] * max(len(number), 1) + node[known])
     pairs = np.unique(np.concatenate(joined))
     return samples, until_S, pairs // max(len(number), 1), pairs % max(len(number), 1)
 
@@ -251,9 +251,9 @@ def _arrivals(
 ) -> Iterator[Keyed]:
     """Yield the nodes that samples reached, for the nodes' buckets."""
     bucket_N = bucket_of(nodes, plan.buckets)
-    for bucket, places in groups(bucket_N[node]):
-        have, sample_P = compact(sample[places])
-        came, node_P = compact(node[places])
+    for bucket, indices in groups(bucket_N[node]):
+        have, sample_P = compact(sample[indices])
+        came, node_P = compact(node[indices])
         block = Arrivals(
             op, pick(samples, have), until_S[have], pick(nodes, came), sample_P, node_P
         )
@@ -268,9 +268,9 @@ def by_sample(keyed: Keyed, plan: Plan) -> Iterator[Keyed]:
         yield keyed
         return
     key_S = bucket_of(block.samples, plan.buckets)
-    for key, places in groups(key_S[block.sample_P]):
-        have, sample_P = compact(block.sample_P[places])
-        came, node_P = compact(block.node_P[places])
+    for key, indices in groups(key_S[block.sample_P]):
+        have, sample_P = compact(block.sample_P[indices])
+        came, node_P = compact(block.node_P[indices])
         samples, nodes = pick(block.samples, have), pick(block.nodes, came)
         yield key, Arrivals(block.op, samples, block.until_S[have], nodes, sample_P, node_P)
 
@@ -300,8 +300,8 @@ def ask_between(bucket: Keyed, plan: Plan, edge_sets: list[str]) -> Iterator[Key
             target = sorted(nodes.get((sample, one.target), ()))
             if not source or not target:
                 continue
-            for key, places in groups(bucket_of(source, plan.buckets)):
-                one_of = sample, pick(source, places), target
+            for key, indices in groups(bucket_of(source, plan.buckets)):
+                one_of = sample, pick(source, indices), target
                 asked.setdefault((key, edge_set), []).append(one_of)
     for (key, edge_set), found in asked.items():
         times = np.array([until[sample] for sample, _, _ in found], np.int64)
@@ -325,13 +325,13 @@ def between(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
         edges = _Edges(rows, plan, name)
         for block in hoods:
             for s, sample in enumerate(block.samples):
-                source = places_of(edges.source_number, block.sources[s])
+                source = indices_of(edges.source_number, block.sources[s])
                 source = source[source >= 0]
                 num_R = before(edges.adjacency, source, np.full(len(source), block.until_S[s]))
                 first = np.repeat(edges.adjacency.start_N[source], num_R)
                 skipped = np.repeat(np.cumsum(num_R) - num_R, num_R)
                 edge = first + np.arange(len(first)) - skipped
-                targets = places_of(edges.target_number, block.targets[s])
+                targets = indices_of(edges.target_number, block.targets[s])
                 edge = edge[np.isin(edges.adjacency.target_E[edge], targets)]
                 yield from edges.walked(plan, [sample], np.zeros(len(edge), np.int64), edge)
 
@@ -347,8 +347,8 @@ def join_rows(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
             came.setdefault(plan.node_set_of(block.op), []).append(block)
             if block.op == seed_of(plan.spec).op_name:
                 shard_S = shard_of(hash_strings(block.samples), plan.num_shards)
-                for shard, places in groups(shard_S):
-                    yield shard, Begun(pick(block.samples, places), block.until_S[places])
+                for shard, indices in groups(shard_S):
+                    yield shard, Begun(pick(block.samples, indices), block.until_S[indices])
         elif not isinstance(block, NodeBlock):
             yield key, block
     for name, node_set in sorted(plan.schema.node_sets.items()):
@@ -356,7 +356,9 @@ def join_rows(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
         arrivals = came.get(name, [])
         ids = [id for block in rows for id in block.ids]
         others = {id for block in arrivals for id in block.nodes} if is_latent(node_set) else set()
-        table = node_table(ids, others, join([block.features for block in rows]), _row_places(rows))
+        table = node_table(
+            ids, others, join([block.features for block in rows]), _row_locations(rows)
+        )
         if not arrivals:
             continue
         for block in arrivals:
@@ -366,16 +368,16 @@ def join_rows(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
             )
         samples, _, sample, node = _pairs(arrivals, dict(table.number))
         shard_S = shard_of(hash_strings(samples), plan.num_shards)
-        for shard, places in groups(shard_S[sample]):
-            have, sample_P = compact(sample[places])
-            nodes, node_P = compact(node[places])
+        for shard, indices in groups(shard_S[sample]):
+            have, sample_P = compact(sample[indices])
+            nodes, node_P = compact(node[indices])
             features = {} if is_latent(node_set) else take(table.features, table.row_N[nodes])
             held = pick(samples, have), pick(table.ids, nodes), features
             yield shard, Held(name, *held, sample_P, node_P)
     plan.write_missing(key, missing)
 
 
-def _row_places(rows: list[NodeBlock]) -> Place:
+def _row_locations(rows: list[NodeBlock]) -> Location:
     """A function that names a row of concatenated blocks in errors."""
     parts = [(block.file, block.row_R.tolist()) for block in rows]
     return lambda at: [file(row) for file, numbers in parts for row in numbers][at]
@@ -390,7 +392,7 @@ def write_shard(shard: Keyed, plan: Plan) -> Iterator[int]:
         handles += block.samples
         until += block.until_S.tolist()
     seeds = Seeds.of_handles(handles, np.array(until, np.int64)).sorted()
-    place = {handle: s for s, handle in enumerate(seeds.handles)}
+    location = {handle: s for s, handle in enumerate(seeds.handles)}
 
     node_sets: dict[str, NodeTable] = {}
     nodes: dict[str, tuple[Array, Array]] = {}
@@ -399,7 +401,7 @@ def write_shard(shard: Keyed, plan: Plan) -> Iterator[int]:
         node_sets[name] = table = _table_of(held)
         if held:
             pairs = [(b.samples, b.ids, b.sample_P, b.node_P) for b in held]
-            nodes[name] = _joined(pairs, place, dict(table.number))
+            nodes[name] = _joined(pairs, location, dict(table.number))
     if seed_set(plan.spec) not in nodes:
         nodes[seed_set(plan.spec)] = NONE, NONE
     edge_sets, edges = {}, {}
@@ -407,7 +409,7 @@ def write_shard(shard: Keyed, plan: Plan) -> Iterator[int]:
         walked = [block for block in of(blocks, Walked) if block.edge_set == name]
         if walked:
             ends = node_sets[one.source], node_sets[one.target]
-            edge_sets[name], edges[name] = _edges_of(walked, place, *ends)
+            edge_sets[name], edges[name] = _edges_of(walked, location, *ends)
 
     latent = frozenset(n for n, s in plan.schema.node_sets.items() if is_latent(s))
     graph = Graph(node_sets=node_sets, edge_sets=edge_sets, latent=latent)
@@ -437,7 +439,7 @@ def _joined(
     """The distinct pairs of several blocks, ascending."""
     found = []
     for samples, things, sample_P, thing_P in pairs:
-        sample = places_of(sample_number, samples)[sample_P]
+        sample = indices_of(sample_number, samples)[sample_P]
         thing = np.fromiter((number[t] for t in things), np.int64, len(things))[thing_P]
         found.append(sample * len(number) + thing)
     joined = np.unique(np.concatenate(found))
@@ -445,11 +447,11 @@ def _joined(
 
 
 def _edges_of(
-    walked: list[Walked], place: dict[bytes, int], sources: NodeTable, targets: NodeTable
+    walked: list[Walked], sample_number: dict[bytes, int], sources: NodeTable, targets: NodeTable
 ) -> tuple[Adjacency, tuple[Array, Array]]:
     """The distinct edges of a shard whose endpoints are in it, and the pairs of a sample and an
     edge."""
-    things = [list(zip(b.source, b.place_E.tolist(), b.target, strict=True)) for b in walked]
+    things = [list(zip(b.source, b.index_E.tolist(), b.target, strict=True)) for b in walked]
     row = {edge: r for r, edge in enumerate(edge for block in things for edge in block)}
     known = sorted(edge for edge in row if edge[0] in sources.number and edge[2] in targets.number)
     number = {edge: n for n, edge in enumerate(known)}
@@ -466,7 +468,7 @@ def _edges_of(
     for block, edges in zip(walked, things, strict=True):
         thing = np.fromiter((number.get(e, -1) for e in edges), np.int64, len(edges))
         kept = thing[block.edge_P] >= 0
-        sample = places_of(place, block.samples)[block.sample_P][kept]
+        sample = indices_of(sample_number, block.samples)[block.sample_P][kept]
         pairs.append(sample * max(len(known), 1) + thing[block.edge_P][kept])
     joined = np.unique(np.concatenate(pairs))
     return table, (joined // max(len(known), 1), joined % max(len(known), 1))

@@ -24,7 +24,7 @@ from streamd.tfgnn.schema.schema import (
 
 ID, TIME = "#id", "#time"
 """Features of every node set and of every edge set: key, and event time in microseconds."""
-PLACE, FEATURES, WIDTH = "streamd.place", "streamd.features", "streamd.width"
+NUMBER, FEATURES, WIDTH = "streamd.place", "streamd.features", "streamd.width"
 """Keys of a set's metadata: its number, its declared features as JSON in order, or the width of
 unnamed features."""
 UNIT, KEYS, REVERSE_OF = "streamd.time_unit", "streamd.keys", "streamd.reverse_of"
@@ -156,7 +156,7 @@ def feature_type(declared: FeatureSettings) -> Feature:
         words = f"one of {shown(texts)}; {other!r} is any other, {nothing!r} none"
         return new_feature("DT_STRING", description=words)
     if declared.hash is not None:
-        words = f"place of a text among {declared.hash}, by its CRC32C; -1 is none"
+        words = f"location of a text among {declared.hash}, by its CRC32C; -1 is none"
         return new_feature("DT_INT64", description=words)
     if declared.text is not None:
         words = "n-grams of a text, by their CRC32C"
@@ -244,7 +244,7 @@ def _features(one: DeclaredSet, kind: str) -> dict[str, Feature]:
 
 def _notes(one: DeclaredSet) -> tuple[tuple[str, str], ...]:
     """The properties of a set that a schema has no fields for, as pairs for its metadata."""
-    notes = [(PLACE, str(one.number))]
+    notes = [(NUMBER, str(one.number))]
     if not one.is_named:
         return (*notes, (WIDTH, str(one.columns.stop - one.columns.start)))
     if one.features:
@@ -264,7 +264,7 @@ def note(one: NodeSet | EdgeSet, key: str) -> str | None:
     return extra_of(one).get(key)
 
 
-def noted_features(one: NodeSet | EdgeSet, place: str) -> dict[str, FeatureSettings]:
+def noted_features(one: NodeSet | EdgeSet, location: str) -> dict[str, FeatureSettings]:
     """The declared features in a set's metadata. Raises: TFGNNError."""
     text = note(one, FEATURES)
     if text is None:
@@ -275,7 +275,7 @@ def noted_features(one: NodeSet | EdgeSet, place: str) -> dict[str, FeatureSetti
         }
     except (ValueError, AttributeError, RecursionError) as error:
         raise TFGNNError(
-            f"{FEATURES} of {place} cannot be read: {str(error).splitlines()[0]}.",
+            f"{FEATURES} of {location} cannot be read: {str(error).splitlines()[0]}.",
             "correct it, or remove it from the metadata.",
         ) from None
 

@@ -14,7 +14,7 @@ from streamd.errors import BadEvent, TFGNNError
 from streamd.events import Float32
 from streamd.settings.sets import FeatureSettings, nearest_of, text_of
 from streamd.tfgnn.logs.declared import DeclaredSet, noted_features, nothing_text
-from streamd.tfgnn.records.row_names import Place
+from streamd.tfgnn.records.row_names import Location
 from streamd.tfgnn.records.tensor import Ragged, Value
 from streamd.tfgnn.sampling.draws import Array
 from streamd.tfgnn.schema import messages as peer
@@ -43,8 +43,8 @@ class Encoder:
         """one: the declared set. its: the set in the table's schema. own: columns that are no
         features. Raises: TFGNNError if a feature has no column, or a column of another type."""
         self.rounded = NOTHING
-        place = f"{kind} {one.name!r}"
-        told = noted_features(its, place)
+        location = f"{kind} {one.name!r}"
+        told = noted_features(its, location)
         # A log stores the hash or the n-grams of a text instead of the text, and so do tables that
         # were exported from a log.
         self._is_ours = {
@@ -58,23 +58,23 @@ class Encoder:
         self._takes_weights = kind == "edge set" and any(n in one.features for n in WEIGHTS)
         for name, declared in one.features.items():
             if name in its.features:
-                is_place = name in told and told[name].hash is not None
+                is_hash = name in told and told[name].hash is not None
                 if not takes(declared, its.features[name]) or (
-                    is_place and declared.type != "number" and name not in self._is_ours
+                    is_hash and declared.type != "number" and name not in self._is_ours
                 ):
                     raise TFGNNError(
-                        f"{place}: feature {name!r} is {type_words(its.features[name])} in the "
+                        f"{location}: feature {name!r} is {type_words(its.features[name])} in the "
                         f"schema, the settings declare {declared.words}.",
                         "correct one of them.",
                     )
             elif not (self._takes_weights and name in WEIGHTS) and declared.missing is None:
                 raise TFGNNError(
-                    f"{place}: the schema has no feature {name!r}, and no `missing` is declared"
+                    f"{location}: the schema has no feature {name!r}, and no `missing` is declared"
                     f"{nearest_of(name, its.features)}.",
                     "add the column, or declare `missing`.",
                 )
 
-    def numbers(self, rows: Rows, place: Place) -> Float32:
+    def numbers(self, rows: Rows, location: Location) -> Float32:
         """The features of some rows, float32[R, width]. Raises: TFGNNError with the row."""
         if rows.weight is not None and not self._takes_weights and WEIGHT not in self.left_out:
             self.left_out.append(WEIGHT)
@@ -84,17 +84,22 @@ class Encoder:
             if name not in self._types:
                 value = rows.weight if name in WEIGHTS else None
             if value is None and declared.missing is None:
-                raise TFGNNError(f"{place(0)}: the table has no column {name!r}.", "add it.")
-            parts.append(self._numbers(name, declared, value, rows.num, place))
+                raise TFGNNError(f"{location(0)}: the table has no column {name!r}.", "add it.")
+            parts.append(self._numbers(name, declared, value, rows.num, location))
         return np.concatenate(parts, axis=1)
 
     def _numbers(
-        self, name: str, declared: FeatureSettings, value: Value | None, num: int, place: Place
+        self,
+        name: str,
+        declared: FeatureSettings,
+        value: Value | None,
+        num: int,
+        location: Location,
     ) -> Float32:
         """One feature of the rows, float32[R, its width]. Raises: TFGNNError."""
         assert not isinstance(value, Ragged), "no declared feature takes a ragged one"
         if value is None:
-            return self._by_value(name, [None] * num, place)
+            return self._by_value(name, [None] * num, location)
         column = np.asarray(value).reshape(num, -1)
         if declared.vector is not None or (declared.type is not None and column.dtype != object):
             # NaN means a missing value, as in other imports of tables.
@@ -104,28 +109,28 @@ class Encoder:
                 and declared.missing is not None
             ):
                 column = np.where(np.isnan(column), column.dtype.type(declared.missing), column)
-            numbers = _checked(name, declared, column, place)
+            numbers = _checked(name, declared, column, location)
             self.rounded += count_rounded(column, [name] * declared.width)
             return numbers
         is_ours = name in self._is_ours and declared.type is None
         if declared.hash is not None and is_ours and column.dtype.kind == "i":
-            return _at_places(name, declared.hash, column[:, 0], place)
+            return _one_hot(name, declared.hash, column[:, 0], location)
         plain: list[Any] = column[:, 0].tolist()
         if column.dtype == object:
             # An empty cell means a missing value, as in other imports of tables.
             nothing = nothing_text(declared) if is_ours else ""
             known = {text_of(c) for c in declared.categories or ()}
-            texts = [_text(name, value, row, place) for row, value in enumerate(plain)]
+            texts = [_text(name, value, row, location) for row, value in enumerate(plain)]
             plain = [None if t == nothing and t not in known else t for t in texts]
         if not is_ours:
-            return self._by_value(name, plain, place)
+            return self._by_value(name, plain, location)
         # A table exported from a log has a text of its own for a value that is absent.
         out = np.zeros((num, declared.width), np.float32)
         there = [row for row, text in enumerate(plain) if text is not None]
-        out[there] = self._by_value(name, [plain[row] for row in there], place)
+        out[there] = self._by_value(name, [plain[row] for row in there], location)
         return out
 
-    def _by_value(self, name: str, values: list[Any], place: Place) -> Float32:
+    def _by_value(self, name: str, values: list[Any], location: Location) -> Float32:
         """Encode values as if they came in events. Raises: TFGNNError with the row."""
         feature = self._features[name]
         column = feature.column(values) if values else np.zeros((0, feature.width))
@@ -134,7 +139,7 @@ class Encoder:
                 try:
                     feature.one(value, "")
                 except BadEvent as error:
-                    raise TFGNNError(f"{place(row)}: {error}.", "correct it.") from None
+                    raise TFGNNError(f"{location(row)}: {error}.", "correct it.") from None
             raise AssertionError("a column is refused only where a value is")
         return column.astype(np.float32)
 
@@ -163,7 +168,7 @@ def _as_vector(declared: FeatureSettings) -> FeatureSettings:
     return FeatureSettings(vector=declared.text, missing=missing)
 
 
-def _checked(name: str, declared: FeatureSettings, column: Array, place: Place) -> Float32:
+def _checked(name: str, declared: FeatureSettings, column: Array, location: Location) -> Float32:
     """Convert to float32. Raises: TFGNNError with the first row whose value is not finite in
     float32, or for a bool not 0 or 1."""
     numbers = column.astype(np.float64)
@@ -174,31 +179,33 @@ def _checked(name: str, declared: FeatureSettings, column: Array, place: Place) 
         row = int(np.flatnonzero(wrong.any(1))[0])
         words = "0 or 1" if declared.type == "bool" else "a number of a log"
         raise TFGNNError(
-            f"{place(row)}: feature {name!r} is {column[row].tolist()[:8]}, not {words}.",
+            f"{location(row)}: feature {name!r} is {column[row].tolist()[:8]}, not {words}.",
             "correct it.",
         )
     return numbers.astype(np.float32)
 
 
-def _at_places(name: str, count: int, place_R: Array, place: Place) -> Float32:
+def _one_hot(name: str, count: int, index_R: Array, location: Location) -> Float32:
     """One-hot rows of hash buckets; -1 gives a row of zeros. Raises: TFGNNError."""
-    wrong = (place_R < -1) | (place_R >= count)
+    wrong = (index_R < -1) | (index_R >= count)
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         raise TFGNNError(
-            f"{place(row)}: feature {name!r} is {place_R[row]}, its places are 0 to {count - 1}, "
-            "and -1.",
+            f"{location(row)}: feature {name!r} is {index_R[row]}, its indices are 0 to "
+            f"{count - 1}, and -1.",
             "correct it.",
         )
-    out = np.zeros((len(place_R), count), np.float32)
-    rows = np.flatnonzero(place_R >= 0)
-    out[rows, place_R[rows]] = 1
+    out = np.zeros((len(index_R), count), np.float32)
+    rows = np.flatnonzero(index_R >= 0)
+    out[rows, index_R[rows]] = 1
     return out
 
 
-def _text(name: str, value: bytes, row: int, place: Place) -> str:
+def _text(name: str, value: bytes, row: int, location: Location) -> str:
     """Decode a string. Raises: TFGNNError if it is not UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise TFGNNError(f"{place(row)}: feature {name!r} is not UTF-8.", "correct it.") from None
+        raise TFGNNError(
+            f"{location(row)}: feature {name!r} is not UTF-8.", "correct it."
+        ) from None

@@ -26,7 +26,7 @@ from streamd.tfgnn.records.shards import shard_paths
 from streamd.tfgnn.records.tensor import Edges, GraphTensor, Nodes
 from streamd.tfgnn.sampling.adjacency import Graph
 from streamd.tfgnn.sampling.assembly import TEXT, TIME, Body, schema_of_samples, texts
-from streamd.tfgnn.sampling.draws import Array, draw_keys, draw_places, hash_strings
+from streamd.tfgnn.sampling.draws import Array, draw_indices, draw_keys, hash_strings
 from streamd.tfgnn.sampling.run import Run, write_schema
 from streamd.tfgnn.sampling.sampler import Sampler, Starts
 from streamd.tfgnn.sampling.shard_writing import write_shards
@@ -173,7 +173,9 @@ class Negatives:
         """Node ids in the log, int64[S, count], -1 if there was no other node."""
         # The number of pool nodes before the event's time, and the index of its own target among
         # them.
-        before = np.searchsorted(self._edge_K, self._rows.places_of(links.until_S), side="right")
+        before = np.searchsorted(
+            self._edge_K, self._rows.first_events_at(links.until_S), side="right"
+        )
         known_S = np.concatenate([[0], self._num_K])[before]
         count_S = np.searchsorted(self._pool, known_S)
         own_S = np.searchsorted(self._pool, links.target_S)
@@ -181,7 +183,7 @@ class Negatives:
 
         key_S = draw_keys(self._seed, READOUT, hash_S, hash_of_target_S)
         drawn = np.empty((len(links), self._count), np.int64)
-        draw_places(key_S, count_S - has_own_S, drawn)
+        draw_indices(key_S, count_S - has_own_S, drawn)
         # Skip the own target: indices from its own on move up by one.
         moved = drawn + ((drawn >= own_S[:, None]) & has_own_S[:, None])
         return np.where(drawn < 0, -1, self._pool[moved] if len(self._pool) else -1)
@@ -240,8 +242,8 @@ class LinkSampler:
         nodes, edges = self._sampler.walk(Starts(nodes=begin, until_S=until_S, hash_S=hash_S))
         body = Body(self._graph, self._sets, nodes, edges, until_S, {})
 
-        source_P = body.places[self._ends.source].of(sample_P, source_P)
-        target_P = body.places[self._ends.target].of(sample_P, target_P)
+        source_P = body.indices[self._ends.source].of(sample_P, source_P)
+        target_P = body.indices[self._ends.target].of(sample_P, target_P)
         bounds = np.searchsorted(sample_P, np.arange(len(links) + 1))
         for s, name in enumerate(names):
             pairs = slice(bounds[s], bounds[s + 1])

@@ -35,7 +35,7 @@ class LogFeatures:
     def of_nodes(self, name: str, row_N: Array, until_N: Array) -> Values:
         """The features of nodes, each before a time of its own (until_N: microseconds). Raises:
         TFGNNError."""
-        return self._rows.node_columns(name, row_N, self._rows.places_of(until_N))
+        return self._rows.node_columns(name, row_N, self._rows.first_events_at(until_N))
 
     def of_edges(self, name: str, row_E: Array) -> Values:
         """The features of edges. Raises: TFGNNError."""
@@ -134,7 +134,7 @@ def _adjacency(
         features={},
         types=types,
         read=lambda row_E: reader.of_edges(name, row_E),
-        place=lambda e: f"Edge set {name!r}, event {event_E[e]}",
+        location=lambda e: f"Edge set {name!r}, event {event_E[e]}",
     )
 
 

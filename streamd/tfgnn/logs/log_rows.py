@@ -139,11 +139,11 @@ class LogRows:
     def edge_columns(self, name: str, event_E: Int64, time_E: Int64) -> dict[str, Array]:
         """The features of edges of a set, with their times. Raises: TFGNNError."""
 
-        def place(row: int) -> str:
+        def location(row: int) -> str:
             return f"edge set {name}, event {event_E[row]}"
 
         one = self.declared.edge_sets[name]
-        return {TIME: time_E, **to_columns(one, self.edge_features(name, event_E), place)}
+        return {TIME: time_E, **to_columns(one, self.edge_features(name, event_E), location)}
 
     def edge_weights(self, name: str, event_E: Int64, time_E: Int64) -> Float32 | None:
         """The weights of edges, as a reader of tables would find them: a feature `#weight` or
@@ -159,22 +159,22 @@ class LogRows:
                 return found.astype(np.float32)
         return None
 
-    def places_of(self, until_X: Int64) -> Int64:
+    def first_events_at(self, until_X: Int64) -> Int64:
         """For each time in microseconds, the id of the first event at or after it: int64[X]."""
         times, inverse = np.unique(until_X, return_inverse=True)
-        places = np.minimum(self.log.lower_bounds(times), self.cut.edge)
-        return np.where(times == ENDLESS, ENDLESS, places)[inverse]
+        first_U = np.minimum(self.log.lower_bounds(times), self.cut.edge)
+        return np.where(times == ENDLESS, ENDLESS, first_U)[inverse]
 
     def node_columns(self, name: str, nodes: Int64, edge_N: Int64) -> dict[str, Array]:
         """The features of nodes of a set, each before an event of its own. Raises: TFGNNError."""
 
-        def place(row: int) -> str:
+        def location(row: int) -> str:
             return f"node set {name}, node {self._ids_N[nodes[row]].decode()!r}"
 
         one = self.declared.node_sets[name]
         if not one.features:
             return {}
-        return to_columns(one, self.history.before(nodes, edge_N)[:, one.columns], place)
+        return to_columns(one, self.history.before(nodes, edge_N)[:, one.columns], location)
 
     def node_rows(
         self, name: str, progress: Callable[[int], None] = lambda done: None
@@ -220,15 +220,15 @@ class LogRows:
         )
 
 
-def first_sights(log: LogReader, cut: int, node_U: Int64, place_U: Int64) -> tuple[Int64, Int64]:
+def first_sights(log: LogReader, cut: int, node_U: Int64, event_U: Int64) -> tuple[Int64, Int64]:
     """The number of node ids assigned before each event; ids ascend in order of the nodes' first
     event.
 
-    node_U, place_U: nodes and positions of feature updates. Deleted events do not count: compaction
+    node_U, event_U: nodes and positions of feature updates. Deleted events do not count: compaction
     overwrites their nodes by another one, whose id may be newer. Returns: int64[K] event ids,
     ascending; and int64[K], the number of node ids assigned before each.
     """
-    most, edges, counts = 0, [place_U], [node_U + 1]
+    most, edges, counts = 0, [event_U], [node_U + 1]
     counts[0] = np.where(log.deletions.is_gone(node_U), 0, counts[0])
     for a, b in parts_of(log.first_edge, cut):
         src, dst, _ = log.edges(a, b)

@@ -14,7 +14,7 @@ import yaml
 from streamd.errors import SettingsError, TFGNNError
 from streamd.schema import DEFAULT_SET
 from streamd.settings.loading import load_settings
-from streamd.tfgnn.logs.declared import FEATURES, PLACE, WIDTH, forward_twin, note
+from streamd.tfgnn.logs.declared import FEATURES, NUMBER, WIDTH, forward_twin, note
 from streamd.tfgnn.schema.messages import EdgeSet, Feature, GraphSchema
 from streamd.tfgnn.schema.schema import dtype_of, new_feature, shape_of
 from streamd.tfgnn.tables.header import table_columns
@@ -103,9 +103,9 @@ def _with_weight(name: str, one: EdgeSet, base: Path, left_out: list[str]) -> Ed
 
 def _in_order(sets: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Sets by their number in the original log, if the schema has it; else by name."""
-    places = {name: note(one, PLACE) or "" for name, one in sets.items()}
-    if all(place.isdigit() for place in places.values()):
-        return sorted(sets.items(), key=lambda item: int(places[item[0]]))
+    numbers = {name: note(one, NUMBER) or "" for name, one in sets.items()}
+    if all(number.isdigit() for number in numbers.values()):
+        return sorted(sets.items(), key=lambda item: int(numbers[item[0]]))
     return sorted(sets.items())
 
 

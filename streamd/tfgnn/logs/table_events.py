@@ -30,7 +30,7 @@ from streamd.tfgnn.logs.declared import (
 )
 from streamd.tfgnn.logs.feature_encoding import Encoder
 from streamd.tfgnn.logs.node_keys import JSON, checked_form, key_of, reader_of_ids
-from streamd.tfgnn.records.row_names import Place, TableRows
+from streamd.tfgnn.records.row_names import Location, TableRows
 from streamd.tfgnn.sampling.draws import Array
 from streamd.tfgnn.sampling.tables_graph import Progress, Read, read_tables
 from streamd.tfgnn.schema.messages import EdgeSet, GraphSchema
@@ -69,7 +69,7 @@ class _Nodes:
 
     form: of ids (`node_keys`). cells: parses ids of the plain form. number_of: number by id. keys:
     key by number. named: numbers of the nodes with edges. row_number: node number of each row of
-    the set's table. values_ND: features of the rows. place: names the rows in errors.
+    the set's table. values_ND: features of the rows. location: names the rows in errors.
     """
 
     form: str
@@ -79,9 +79,9 @@ class _Nodes:
     named: set[int] = field(default_factory=set)
     row_number: list[int] = field(default_factory=list)
     values_ND: Float32 = field(default_factory=lambda: np.zeros((0, 0), np.float32))
-    place: TableRows = field(default_factory=TableRows)
+    location: TableRows = field(default_factory=TableRows)
 
-    def numbers(self, ids: Array, place: Place, column: str) -> Int64:
+    def numbers(self, ids: Array, location: Location, column: str) -> Int64:
         """The number of each id, int64[R]; new ids get the next numbers. Raises: TFGNNError."""
         found, known = np.empty(len(ids), np.int64), self.number_of
         for row, id in enumerate(ids.tolist()):
@@ -92,7 +92,7 @@ class _Nodes:
                     self.keys.append(key_of(id, self.form, self.cells))
                 except (ValueError, RecursionError) as error:
                     raise TFGNNError(
-                        f"{place(row)}: {column} is no key: {error}.",
+                        f"{location(row)}: {column} is no key: {error}.",
                         error.action if isinstance(error, Misfit) else "correct it.",
                     ) from None
             found[row] = number
@@ -104,7 +104,7 @@ class _Edges:
     """The edges of a set, in the order of its table.
 
     source_E, target_E: numbers of nodes. time_E: microseconds, None if the table has no times.
-    columns: of the table, for errors. place: names the rows in errors.
+    columns: of the table, for errors. location: names the rows in errors.
     """
 
     name: str
@@ -115,7 +115,7 @@ class _Edges:
     time_E: Int64 | None
     values_ED: Float32
     columns: tuple[str, ...]
-    place: TableRows
+    location: TableRows
 
     def __len__(self) -> int:
         return len(self.source_E)
@@ -228,10 +228,10 @@ class TableEvents:
                 )
         return [name for name in self._declared.edge_sets if name in wanted]
 
-    def _note(self, place: str, encoder: Encoder) -> None:
+    def _note(self, location: str, encoder: Encoder) -> None:
         """Record the unused columns of a set, and its rounded values."""
         self.rounded += encoder.rounded
-        self.left_out += [f"{place}, {name}" for name in encoder.left_out]
+        self.left_out += [f"{location}, {name}" for name in encoder.left_out]
 
     def _read_edges(self, name: str, read: Read) -> _Edges:
         """Read the edges of a table. Raises: TFGNNError, SettingsError."""
@@ -248,17 +248,18 @@ class TableEvents:
         columns: tuple[str, ...] = ()
         names = TableRows()
         for rows in read(name, one):
-            place = rows.place
-            names.add(rows.first, place)
+            location = rows.location
+            names.add(rows.first, location)
             columns = columns or _columns(rows)
             assert rows.source is not None and rows.target is not None
-            source.append(sources.numbers(rows.source, place, "#source"))
-            target.append(targets.numbers(rows.target, place, "#target"))
-            values.append(encoder.numbers(rows, place))
-            time.append(self._time_of(rows, times, place))
+            source.append(sources.numbers(rows.source, location, "#source"))
+            target.append(targets.numbers(rows.target, location, "#target"))
+            values.append(encoder.numbers(rows, location))
+            time.append(self._time_of(rows, times, location))
             if (time[-1] is None) != (time[0] is None):
                 raise TFGNNError(
-                    f"{place(0)}: edge set {name!r} has times in some files.", "write them in all."
+                    f"{location(0)}: edge set {name!r} has times in some files.",
+                    "write them in all.",
                 )
         self._note(f"edge set {name}", encoder)
         known = [t for t in time if t is not None]
@@ -271,7 +272,7 @@ class TableEvents:
             time_E=np.concatenate(known) if known else None,
             values_ED=np.concatenate(values),
             columns=columns,
-            place=names,
+            location=names,
         )
         if known and len(edges):
             self._summaries.append(f"{name}: {times.summary()}")
@@ -286,7 +287,7 @@ class TableEvents:
         told = note(one, UNIT) if self._options.column in (None, TIME) else None
         return told if told in UNIT_WORDS else self._options.stream_unit
 
-    def _time_of(self, rows: Rows, times: Times, place: Place) -> Int64 | None:
+    def _time_of(self, rows: Rows, times: Times, location: Location) -> Int64 | None:
         """The times of rows in microseconds, int64[R], None if they have none. Raises: TFGNNError,
         SettingsError."""
         column = self._options.column
@@ -296,16 +297,16 @@ class TableEvents:
         if found is None:
             return None
         if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype.kind not in "iufO":
-            raise TFGNNError(f"{place(0)}: column {column!r} has no times.", "name another.")
+            raise TFGNNError(f"{location(0)}: column {column!r} has no times.", "name another.")
         if found.dtype.kind in "iu" and times.has_unit:
-            return _scaled(found, times, place)
+            return _scaled(found, times, location)
         out = np.empty(len(found), np.int64)
         for row, value in enumerate(found.tolist()):
             cell = value.decode(errors="replace") if isinstance(value, bytes) else value
             try:
                 out[row] = times.read(cell)
             except Misfit as misfit:
-                raise misfit.at(f"{place(row)}, column {column!r}") from None
+                raise misfit.at(f"{location(row)}, column {column!r}") from None
         return out
 
     def _read_nodes(self, name: str, read: Read) -> None:
@@ -316,21 +317,21 @@ class TableEvents:
         values = [np.zeros((0, _width(declared)), np.float32)]
         seen: set[int] = set()
         for rows in read(name, one):
-            place = rows.place
-            nodes.place.add(rows.first, place)
+            location = rows.location
+            nodes.location.add(rows.first, location)
             assert rows.ids is not None
-            numbers = nodes.numbers(rows.ids, place, ID).tolist()
+            numbers = nodes.numbers(rows.ids, location, ID).tolist()
             for row, number in enumerate(numbers):
                 if number in seen:
-                    first = nodes.place((nodes.row_number + numbers).index(number))
+                    first = nodes.location((nodes.row_number + numbers).index(number))
                     raise TFGNNError(
-                        f"{place(row)}: the id {nodes.keys[number]!r} occurs twice, first in "
+                        f"{location(row)}: the id {nodes.keys[number]!r} occurs twice, first in "
                         f"{first}.",
                         "remove one of the rows.",
                     )
                 seen.add(number)
             nodes.row_number += numbers
-            values.append(encoder.numbers(rows, place))
+            values.append(encoder.numbers(rows, location))
         nodes.values_ND = np.concatenate(values)
         if without := nodes.named - seen:
             logger.warning(
@@ -405,15 +406,15 @@ class TableEvents:
         order = np.argsort(time_E, kind="stable")
         return set_E[order], row_E[order], time_E[order]
 
-    def place_of(self, number: int) -> str:
+    def location_of(self, number: int) -> str:
         """Text with file and row of an event, by the event's number from 1."""
         at = number - 1
         if at < self.num_node_events:
             name, row = self._node_rows[at]
-            return self._nodes[name].place(row)
+            return self._nodes[name].location(row)
         at -= self.num_node_events
         edges = self._edges[int(self._set_E[at])]
-        return edges.place(int(self._row_E[at]))
+        return edges.location(int(self._row_E[at]))
 
     def find_other_unit(self) -> OtherUnit | None:
         """Another unit in which all times of an edge set would be plausible, if there is one."""
@@ -428,8 +429,8 @@ class TableEvents:
         if len(finer):
             at = int(finer[0])
             raise TFGNNError(
-                f"{self.place_of(self.num_node_events + at + 1)}: its time of {self._time_E[at]} "
-                f"microseconds is finer than {unit}.",
+                f"{self.location_of(self.num_node_events + at + 1)}: its time of "
+                f"{self._time_E[at]} microseconds is finer than {unit}.",
                 "set stream.time_unit to us, or round it.",
             )
         number = 0
@@ -484,7 +485,7 @@ def _width(declared: DeclaredSet) -> int:
     return width
 
 
-def _scaled(found: Array, times: Times, place: Callable[[int], str]) -> Int64:
+def _scaled(found: Array, times: Times, location: Callable[[int], str]) -> Int64:
     """Convert integer times to microseconds. Raises: SettingsError with a row out of range."""
     if not len(found):
         return np.zeros(0, np.int64)
@@ -493,5 +494,5 @@ def _scaled(found: Array, times: Times, place: Callable[[int], str]) -> Int64:
         try:
             times.read(int(found[row]))
         except Misfit as misfit:
-            raise misfit.at(place(row)) from None
+            raise misfit.at(location(row)) from None
     return times.of_integers(found.astype(np.int64))

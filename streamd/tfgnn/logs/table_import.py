@@ -25,7 +25,7 @@ def append_tables(
     """
     find_unit = tables.find_other_unit
     with open_loader(
-        settings, clock, "The tables", place_of=tables.place_of, find_other_unit=find_unit
+        settings, clock, "The tables", location_of=tables.location_of, find_other_unit=find_unit
     ) as loader:
         first = tables.first_us
         if first is not None and first < loader.watermark:
@@ -70,6 +70,7 @@ def checked_events(settings: Settings, tables: TableEvents, clock: Clock) -> Ite
         _, rejected = decoder.decode(records, 0, clock.now_us(), "")
         for r in rejected:
             raise SettingsError(
-                f"{tables.place_of(r.offset)}: {r.error} ({r.reason}).", "correct it in the table."
+                f"{tables.location_of(r.offset)}: {r.error} ({r.reason}).",
+                "correct it in the table.",
             )
         yield from batch

@@ -20,7 +20,7 @@ from streamd.tfgnn.records.kernels import (
     fill_values,
     scan_examples,
 )
-from streamd.tfgnn.records.row_names import Place
+from streamd.tfgnn.records.row_names import Location
 from streamd.tfgnn.schema.messages import Example, parse_binary
 
 KINDS = {"bytes": BYTES, "float": FLOAT, "int64": INT64}
@@ -54,11 +54,11 @@ class ColumnReader:
         self._kinds = [KINDS[kind] for _, kind in keys]
         self._want_K = np.array(self._kinds, np.uint8)
 
-    def read(self, data: bytes, start_R: Array, end_R: Array, place: Place) -> list[Column]:
+    def read(self, data: bytes, start_R: Array, end_R: Array, location: Location) -> list[Column]:
         """The columns of the records data[start_R:end_R], in the order of the keys.
 
-        place: names a record by its number from 0. Raises: TFGNNError if a record is no Example, or
-        has a list of another kind.
+        location: names a record by its number from 0. Raises: TFGNNError if a record is no Example,
+        or has a list of another kind.
         """
         array = np.frombuffer(data, np.uint8)
         shape = (len(start_R), len(self._want_K))
@@ -70,19 +70,19 @@ class ColumnReader:
         slow, wrong = scan_examples(array, start_R, end_R, *names, *found)
         if slow:
             # Append the rewritten records to the data.
-            data, start_R, end_R = _rewritten(data, start_R, end_R, state_R == SLOW, place)
+            data, start_R, end_R = _rewritten(data, start_R, end_R, state_R == SLOW, location)
             array = np.frombuffer(data, np.uint8)
             slow, wrong = scan_examples(array, start_R, end_R, *names, *found)
             assert slow == 0, "protobuf writes records of another shape than the kernel reads"
         if wrong:
-            raise self._wrong_kind(kind_RK, count_RK, place)
+            raise self._wrong_kind(kind_RK, count_RK, location)
         return self._fill(data, array, start_RK, end_RK, count_RK)
 
-    def _wrong_kind(self, kind_RK: Array, count_RK: Array, place: Place) -> TFGNNError:
+    def _wrong_kind(self, kind_RK: Array, count_RK: Array, location: Location) -> TFGNNError:
         """The error for a list of another kind; an empty list may have any kind."""
         r, k = map(int, np.argwhere((count_RK > 0) & (kind_RK != self._want_K))[0])
         return TFGNNError(
-            f"{place(r)}: {self.names[k]!r} is a {NAMES[int(kind_RK[r, k])]}, "
+            f"{location(r)}: {self.names[k]!r} is a {NAMES[int(kind_RK[r, k])]}, "
             f"its dtype needs a {NAMES[int(self._want_K[k])]}.",
             "correct the schema's dtype, or write the records again.",
         )
@@ -142,7 +142,7 @@ def rewrite(record: bytes, where: str) -> bytes:
 
 
 def _rewritten(
-    data: bytes, start_R: Array, end_R: Array, slow_R: Array, place: Place
+    data: bytes, start_R: Array, end_R: Array, slow_R: Array, location: Location
 ) -> tuple[bytes, Array, Array]:
     """The data with some records rewritten at its end, and the new start and end of all records.
 
@@ -151,7 +151,7 @@ def _rewritten(
     start_R, end_R = start_R.copy(), end_R.copy()
     pieces, size = [data], len(data)
     for r in np.flatnonzero(slow_R).tolist():
-        piece = rewrite(data[start_R[r] : end_R[r]], place(r))
+        piece = rewrite(data[start_R[r] : end_R[r]], location(r))
         pieces.append(piece)
         start_R[r], end_R[r] = size, size + len(piece)
         size += len(piece)

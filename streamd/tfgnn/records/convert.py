@@ -126,7 +126,7 @@ def _attribute(array: Any) -> Any:
     return changed if isinstance(changed, torch.Tensor) else changed.tolist()
 
 
-def _features(store: Any, features: Features, start: str, place: str) -> dict[str, Value]:
+def _features(store: Any, features: Features, start: str, location: str) -> dict[str, Value]:
     """The features of a store. Raises: TFGNNError."""
     found: dict[str, Value] = {}
     for name, feature in sorted(features.items()):
@@ -134,7 +134,7 @@ def _features(store: Any, features: Features, start: str, place: str) -> dict[st
         keys = [f"{start}{name}", *(f"{start}{name}.d{dim}" for dim in ragged_dims(shape))]
         for key in keys:
             if key not in store:
-                raise TFGNNError(f"{place} has no {key!r}.", "give every feature of the schema.")
+                raise TFGNNError(f"{location} has no {key!r}.", "give every feature of the schema.")
         values, *row_lengths = (getattr(store, key) for key in keys)
         flat = _of_strings(values, shape) if isinstance(values, list) else _to_array(values)
         if row_lengths:

@@ -66,24 +66,24 @@ class Codec:
         node_sets: dict[str, Nodes] = {}
         edge_sets: dict[str, Edges] = {}
         for one, sizes, source, target, features in parts:
-            place = f"{where}: {one.words}"
+            location = f"{where}: {one.words}"
             if len(sizes) == 0:
                 sizes = np.zeros(components, np.int64)
-            num = _total(sizes, place)
-            values = _values(one, features, num, place)
+            num = _total(sizes, location)
+            values = _values(one, features, num, location)
             if one.kind == "node set":
                 node_sets[one.name] = Nodes(sizes_C=sizes, features=values)
                 continue
             for end, index, at in zip(
                 ("source", "target"), (source, target), one.ends, strict=True
             ):
-                _check_ends(index, num, node_sets[at].num, f"{place}: #{end}", at)
+                _check_ends(index, num, node_sets[at].num, f"{location}: #{end}", at)
             edge_sets[one.name] = Edges(
                 sizes_C=sizes, source_E=source, target_E=target, features=values
             )
-        place = f"{where}: context"
+        location = f"{where}: context"
         return GraphTensor(
-            context=_values(self._layout.context, context, components, place),
+            context=_values(self._layout.context, context, components, location),
             node_sets=node_sets,
             edge_sets=edge_sets,
         )
@@ -112,10 +112,10 @@ class Codec:
         _encode_features(self._layout.context, graph.context, components, where, pieces)
         for one in self._layout.all_sets[1:]:
             content, sizes_C = sizes[one.kind, one.name]
-            place = f"{where}: {one.words}"
+            location = f"{where}: {one.words}"
             if len(sizes_C) != components:
-                raise TFGNNError(f"{place} has {len(sizes_C)} sizes, not {components}.")
-            num = _total(sizes_C, place)
+                raise TFGNNError(f"{location} has {len(sizes_C)} sizes, not {components}.")
+            num = _total(sizes_C, location)
             pieces.append((one.size, int64_list(sizes_C)))
             if one.kind == "edge set":
                 ends = (content.source_E, content.target_E)
@@ -123,9 +123,9 @@ class Codec:
                     index = _int64(index)
                     end = key.rpartition(".")[2]
                     others = int(sizes["node set", at][1].sum())
-                    _check_ends(index, num, others, f"{place}: {end}", at)
+                    _check_ends(index, num, others, f"{location}: {end}", at)
                     pieces.append((key, int64_list(index)))
-            _encode_features(one, content.features, num, place, pieces)
+            _encode_features(one, content.features, num, location, pieces)
         return example(pieces)
 
     def read(self, path: Path) -> Iterator[GraphTensor]:
@@ -184,44 +184,46 @@ def _components(sets: list[tuple[SetKeys, Array]], where: str) -> int:
     return next(iter(told), 1)
 
 
-def _total(sizes: Array, place: str) -> int:
+def _total(sizes: Array, location: str) -> int:
     """The number of items of a set. Raises: TFGNNError if it is negative or above MAX_ITEMS."""
     if len(sizes) == 1:
         total = least = int(sizes[0])
     else:
         total, least = sum(sizes.tolist()), int(sizes.min())
     if least < 0 or total > MAX_ITEMS:
-        raise TFGNNError(f"{place}: its #size is {least if least < 0 else total}.", "correct it.")
+        raise TFGNNError(
+            f"{location}: its #size is {least if least < 0 else total}.", "correct it."
+        )
     return total
 
 
-def _check_ends(index: Array, num: int, others: int, place: str, at: str) -> None:
+def _check_ends(index: Array, num: int, others: int, location: str, at: str) -> None:
     """Check the number of endpoints, and that each is the index of a node. Raises: TFGNNError."""
     if len(index) != num:
-        raise TFGNNError(f"{place} has {len(index)} entries and #size {num}.", "correct one.")
+        raise TFGNNError(f"{location} has {len(index)} entries and #size {num}.", "correct one.")
     if num == 0:
         return
     least, most = least_and_most(index)
     if least < 0 or most >= others:
         raise TFGNNError(
-            f"{place} has the index {least if least < 0 else most}; node set {at!r} has "
+            f"{location} has the index {least if least < 0 else most}; node set {at!r} has "
             f"{others} nodes.",
             "correct the index.",
         )
 
 
-def _values(one: SetKeys, columns: list[Column], num: int, place: str) -> dict[str, Value]:
+def _values(one: SetKeys, columns: list[Column], num: int, location: str) -> dict[str, Value]:
     """The features of a set of `num` items. Raises: TFGNNError."""
     values: dict[str, Value] = {}
     at = 0
     for keys in one.features:
         of_feature = columns[at : at + 1 + len(keys.row_lengths)]
         at += len(of_feature)
-        values[keys.name] = _value(keys, of_feature, num, f"{place}, feature {keys.name!r}")
+        values[keys.name] = _value(keys, of_feature, num, f"{location}, feature {keys.name!r}")
     return values
 
 
-def _value(keys: FeatureKeys, columns: list[Column], num: int, place: str) -> Value:
+def _value(keys: FeatureKeys, columns: list[Column], num: int, location: str) -> Value:
     """The checked values of a feature. Raises: TFGNNError."""
     flat = columns[0].values
     if not keys.row_lengths:
@@ -229,8 +231,8 @@ def _value(keys: FeatureKeys, columns: list[Column], num: int, place: str) -> Va
         for size in keys.shape:
             want *= size or 0
         if len(flat) != want:
-            raise _miscounted(columns[0], want, num, place)
-        return shaped(typed(flat, keys.dtype, place), (num, *keys.shape), place)
+            raise _miscounted(columns[0], want, num, location)
+        return shaped(typed(flat, keys.dtype, location), (num, *keys.shape), location)
 
     # A ragged feature: the row lengths of each dim determine the number of rows of the next.
     is_absent = not any(len(column.values) for column in columns)
@@ -245,57 +247,57 @@ def _value(keys: FeatureKeys, columns: list[Column], num: int, place: str) -> Va
         row_lengths = next(told).values
         if is_absent:
             if rows > MAX_ABSENT_ROWS:
-                raise _miscounted(columns[0], rows, num, place)
+                raise _miscounted(columns[0], rows, num, location)
             # Broadcast zeros, which take no memory.
             row_lengths = np.broadcast_to(np.int64(0), rows)
         lengths.append(row_lengths)
-        rows = _sum_of(row_lengths, rows, is_absent, place, len(lengths), keys)
+        rows = _sum_of(row_lengths, rows, is_absent, location, len(lengths), keys)
     want = rows
     for size in trailing:
         want *= size or 0
     if len(flat) != want:
-        raise _miscounted(columns[0], want, num, place)
-    values = shaped(typed(flat, keys.dtype, place), (rows, *trailing), place)
+        raise _miscounted(columns[0], want, num, location)
+    values = shaped(typed(flat, keys.dtype, location), (rows, *trailing), location)
     return Ragged(keys.shape, values, tuple(lengths))
 
 
 def _sum_of(
-    row_lengths: Array, rows: int, is_absent: bool, place: str, nth: int, keys: FeatureKeys
+    row_lengths: Array, rows: int, is_absent: bool, location: str, nth: int, keys: FeatureKeys
 ) -> int:
     """The sum of row lengths. Raises: TFGNNError if their number is wrong, or one is negative or
     too large."""
     name = keys.row_lengths[nth - 1].rpartition(".")[2]
     if len(row_lengths) != rows:
         raise TFGNNError(
-            f"{place}: {name} has {len(row_lengths)} row lengths for {rows} rows.", "correct it."
+            f"{location}: {name} has {len(row_lengths)} row lengths for {rows} rows.", "correct it."
         )
     if is_absent or not rows:
         return 0
     least, most = least_and_most(row_lengths)
     if least < 0 or most * rows > MAX_ITEMS:
-        raise TFGNNError(f"{place}: {name} has the row length {least if least < 0 else most}.")
+        raise TFGNNError(f"{location}: {name} has the row length {least if least < 0 else most}.")
     return int(row_lengths.sum())
 
 
-def _miscounted(column: Column, want: int, num: int, place: str) -> TFGNNError:
+def _miscounted(column: Column, want: int, num: int, location: str) -> TFGNNError:
     """The error for a wrong number of values."""
     if not len(column.values):
-        return TFGNNError(f"{place} is missing, and there are {num} items.", "write its values.")
+        return TFGNNError(f"{location} is missing, and there are {num} items.", "write its values.")
     return TFGNNError(
-        f"{place} has {len(column.values)} values; {num} items of its shape have {want}.",
+        f"{location} has {len(column.values)} values; {num} items of its shape have {want}.",
         "correct the values, the row lengths or #size.",
     )
 
 
 def _encode_features(
-    one: SetKeys, features: Any, num: int, place: str, pieces: list[tuple[str, bytes]]
+    one: SetKeys, features: Any, num: int, location: str, pieces: list[tuple[str, bytes]]
 ) -> None:
     """Append the keys and lists of a set's features. Raises: TFGNNError."""
     unknown = set(features) - {keys.name for keys in one.features}
     if unknown:
-        raise TFGNNError(f"{place} has the feature {min(unknown)!r}, the schema does not.")
+        raise TFGNNError(f"{location} has the feature {min(unknown)!r}, the schema does not.")
     for keys in one.features:
-        at = f"{place}, feature {keys.name!r}"
+        at = f"{location}, feature {keys.name!r}"
         if keys.name not in features:
             raise TFGNNError(f"{at} is missing.", "give it for every item.")
         value = features[keys.name]
@@ -312,21 +314,21 @@ def _encode_features(
 
 
 def _encode_ragged(
-    keys: FeatureKeys, value: Ragged, num: int, place: str, pieces: list[tuple[str, bytes]]
+    keys: FeatureKeys, value: Ragged, num: int, location: str, pieces: list[tuple[str, bytes]]
 ) -> None:
     """Append the keys and lists of a ragged feature. Raises: TFGNNError."""
     if value.shape != keys.shape or len(value.row_lengths) != len(keys.row_lengths):
-        raise TFGNNError(f"{place} has the shape {value.shape}, not {keys.shape}.")
+        raise TFGNNError(f"{location} has the shape {value.shape}, not {keys.shape}.")
     # Run the reader's checks before writing.
     array = np.asarray(value.values)
     lengths = [_int64(row_lengths) for row_lengths in value.row_lengths]
     flat = array.reshape(-1)
     columns = [Column(part, part) for part in (flat, *lengths)]
-    typed = _value(keys, columns, num, place)
+    typed = _value(keys, columns, num, location)
     assert isinstance(typed, Ragged)
     if array.shape != typed.values.shape:
-        raise TFGNNError(f"{place} has values of shape {array.shape}, not {typed.values.shape}.")
-    pieces.append((keys.values, values_list(flat, keys.dtype, place)))
+        raise TFGNNError(f"{location} has values of shape {array.shape}, not {typed.values.shape}.")
+    pieces.append((keys.values, values_list(flat, keys.dtype, location)))
     for key, row_lengths in zip(keys.row_lengths, typed.row_lengths, strict=True):
         pieces.append((key, int64_list(row_lengths)))
 

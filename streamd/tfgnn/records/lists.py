@@ -13,16 +13,16 @@ from streamd.tfgnn.schema.schema import DataType
 Array = NDArray[Any]
 
 
-def shaped(flat: Array, shape: tuple[int | None, ...], place: str) -> Array:
+def shaped(flat: Array, shape: tuple[int | None, ...], location: str) -> Array:
     """Reshape values. Raises: TFGNNError if numpy allows no array of this shape."""
     try:
         return flat.reshape([size or 0 for size in shape])
     except ValueError:
         # Only possible with a dim of 0: the number of values then does not bound the other dims.
-        raise TFGNNError(f"{place}: no array has the shape {shape}.", "correct it.") from None
+        raise TFGNNError(f"{location}: no array has the shape {shape}.", "correct it.") from None
 
 
-def typed(flat: Array, dtype: DataType, place: str) -> Array:
+def typed(flat: Array, dtype: DataType, location: str) -> Array:
     """Convert values to a dtype. Raises: TFGNNError for an integer outside its range."""
     if flat.dtype == dtype.numpy:
         return flat
@@ -30,7 +30,7 @@ def typed(flat: Array, dtype: DataType, place: str) -> Array:
         # The same 64 bits.
         return flat.view(np.uint64)
     if (wrong := first_out_of_range(flat, dtype)) is not None:
-        raise TFGNNError(f"{place} has {flat[wrong]}, which {dtype.name} does not hold.")
+        raise TFGNNError(f"{location} has {flat[wrong]}, which {dtype.name} does not hold.")
     with np.errstate(over="ignore", invalid="ignore"):
         return flat.astype(dtype.numpy)
 
@@ -48,25 +48,25 @@ def first_out_of_range(flat: Array, dtype: DataType) -> int | None:
     return next(i for i, v in enumerate(flat.tolist()) if not least <= v <= most)
 
 
-def values_list(flat: Array, dtype: DataType, place: str) -> bytes:
+def values_list(flat: Array, dtype: DataType, location: str) -> bytes:
     """Encode the values of a feature. Raises: TFGNNError for values of another type."""
     kind = KINDS[dtype.wire]
     allowed = {BYTES: "OSU", FLOAT: "fiu", INT64: "iub"}[kind]
     if flat.dtype.kind not in allowed and flat.size:
-        raise TFGNNError(f"{place} has values of {flat.dtype}, its dtype is {dtype.name}.")
+        raise TFGNNError(f"{location} has values of {flat.dtype}, its dtype is {dtype.name}.")
     if kind == BYTES:
-        return _bytes_list(flat.tolist(), place)
+        return _bytes_list(flat.tolist(), location)
     if kind == INT64:
         # Integers keep their bits; integers outside the dtype's range are refused.
         if flat.dtype == np.uint64 and dtype.numpy == np.uint64:
             return int64_list(flat.view(np.int64))
         if flat.dtype == np.uint64 and flat.size and int(flat.max()) >= 2**63:
-            raise TFGNNError(f"{place} has {flat.max()}, which {dtype.name} does not hold.")
+            raise TFGNNError(f"{location} has {flat.max()}, which {dtype.name} does not hold.")
         wide = flat.astype(np.int64, copy=False)
         if dtype.numpy == np.uint64 and flat.size and int(flat.min()) < 0:
-            raise TFGNNError(f"{place} has {flat.min()}, which {dtype.name} does not hold.")
+            raise TFGNNError(f"{location} has {flat.min()}, which {dtype.name} does not hold.")
         if flat.dtype != dtype.numpy:
-            typed(wide, dtype, place)
+            typed(wide, dtype, location)
         return int64_list(wide)
     with np.errstate(over="ignore", invalid="ignore"):
         payload = flat.astype("<f4", copy=False).tobytes()
@@ -87,14 +87,14 @@ def _packed(tag: bytes, payload: bytes) -> bytes:
     return tag + _varint(len(payload)) + payload
 
 
-def _bytes_list(values: list[Any], place: str) -> bytes:
+def _bytes_list(values: list[Any], location: str) -> bytes:
     """Encode a feature of strings. Raises: TFGNNError for a value that is no string."""
     parts: list[bytes] = []
     for value in values:
         if isinstance(value, str):
             value = value.encode()
         if not isinstance(value, bytes):
-            raise TFGNNError(f"{place} has a {type(value).__name__}, its dtype is DT_STRING.")
+            raise TFGNNError(f"{location} has a {type(value).__name__}, its dtype is DT_STRING.")
         parts += (b"\n", _varint(len(value)), value)
     payload = b"".join(parts)
     return b"\n" + _varint(len(payload)) + payload
@@ -116,10 +116,10 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def encode_row(columns: list[tuple[str, DataType, Array]], place: str) -> bytes:
+def encode_row(columns: list[tuple[str, DataType, Array]], location: str) -> bytes:
     """Encode a record of named flat values. Raises: TFGNNError."""
     return example(
-        [(name, values_list(flat, dtype, f"{place}, {name!r}")) for name, dtype, flat in columns]
+        [(name, values_list(flat, dtype, f"{location}, {name!r}")) for name, dtype, flat in columns]
     )
 
 

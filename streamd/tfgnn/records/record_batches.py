@@ -161,8 +161,8 @@ class _Batch:
         if ((end.values < 0) | (end.values >= nodes_E)).any():
             raise _Unusual
         before_R = np.cumsum(num_nodes_R) - num_nodes_R
-        places: Array = end.values + np.repeat(before_R, num_R)
-        return places
+        indices: Array = end.values + np.repeat(before_R, num_R)
+        return indices
 
 
 def _values(one: SetKeys, columns: list[Column], num_R: Array) -> dict[str, Value]:

@@ -125,8 +125,8 @@ def _blocks(path: Path, max_records: int, max_bytes: int) -> Iterator[Block]:
 
             # Yield all complete records of the data.
             array = np.frombuffer(data, np.uint8)
-            places = min(max_records, len(data) // MIN_RECORD_BYTES + 1)
-            start_R, end_R = np.empty((2, places), np.int64)
+            room = min(max_records, len(data) // MIN_RECORD_BYTES + 1)
+            start_R, end_R = np.empty((2, room), np.int64)
             behind = 0
             while True:
                 found, behind, why = scan_frames(array, behind, start_R, end_R)

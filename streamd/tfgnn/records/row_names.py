@@ -5,13 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-Place = Callable[[int], str]
+Location = Callable[[int], str]
 """Row number -> text with its file and row, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """Names the rows of a part of a file. A `Place`.
+    """Names the rows of a part of a file. A `Location`.
 
     word: row, or record. first: number of the part's first row; rows of CSV count from 1 after the
     header, records from 0 as in `TFRecordError`.
@@ -26,7 +26,7 @@ class FileRows:
 
 
 class TableRows:
-    """Names the rows of a table of one or more files. A `Place`. Owner: its reader."""
+    """Names the rows of a table of one or more files. A `Location`. Owner: its reader."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []

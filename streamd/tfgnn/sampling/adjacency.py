@@ -14,7 +14,7 @@ import numpy as np
 
 from streamd.errors import TFGNNError
 from streamd.tfgnn.records.lists import encode_row
-from streamd.tfgnn.records.row_names import Place
+from streamd.tfgnn.records.row_names import Location
 from streamd.tfgnn.records.tensor import Values, by_row, take
 from streamd.tfgnn.sampling.draws import Array, hash_strings, sum_weights
 from streamd.tfgnn.schema.schema import Features, dtype_of
@@ -36,7 +36,9 @@ class NodeTable:
     hash_N: Array
 
 
-def node_table(ids: list[bytes], others: set[bytes], features: Values, place: Place) -> NodeTable:
+def node_table(
+    ids: list[bytes], others: set[bytes], features: Values, location: Location
+) -> NodeTable:
     """The nodes of a table's rows, and others without a row. Raises: TFGNNError for a repeated
     id."""
     row = {id: r for r, id in enumerate(ids)}
@@ -45,7 +47,8 @@ def node_table(ids: list[bytes], others: set[bytes], features: Values, place: Pl
         for r, id in enumerate(ids):
             if first.setdefault(id, r) != r:
                 raise TFGNNError(
-                    f"{place(r)}: the id {shown_id(id)} occurs twice, first in {place(first[id])}.",
+                    f"{location(r)}: the id {shown_id(id)} occurs twice, first in "
+                    f"{location(first[id])}.",
                     "remove one of the rows.",
                 )
     known = sorted(row.keys() | others)
@@ -99,8 +102,8 @@ class Adjacency:
         """Each node's edges by descending weight, int64; of equal weights, the last in order comes
         first."""
         assert self.weight_E is not None
-        places = np.arange(len(self.weight_E))
-        return np.lexsort((-places, -self.weight_E, self.source_E))
+        indices = np.arange(len(self.weight_E))
+        return np.lexsort((-indices, -self.weight_E, self.source_E))
 
 
 class FeatureReader(Protocol):
@@ -183,20 +186,20 @@ def adjacency(
     features: Values,
     types: Features,
     read: Callable[[Array], Values] | None = None,
-    place: Place,
+    location: Location,
 ) -> Adjacency:
     """Build the adjacency of edges in any order.
 
     row_E: rows of their features, int64; None if these are in the edges' order. types: of the
     features that order edges with equal keys. read: reads rows of features that are not in
-    `features`. place: names an edge in errors. Raises: TFGNNError as `check_weights`.
+    `features`. location: names an edge in errors. Raises: TFGNNError as `check_weights`.
     """
-    check_weights(weight_E, place)
+    check_weights(weight_E, location)
 
     def contents(edges: list[int]) -> list[bytes]:
         rows = np.array(edges, np.int64) if row_E is None else row_E[edges]
         values = take(features, rows) if read is None else read(rows)
-        return row_bytes(values, types, len(edges), lambda r: place(edges[r]))
+        return row_bytes(values, types, len(edges), lambda r: location(edges[r]))
 
     order = edge_order(source_E, target_E, time_E, weight_E, contents if types else None)
     source_E = source_E[order]
@@ -211,7 +214,7 @@ def adjacency(
     )
 
 
-def check_weights(weight_E: Array | None, place: Place) -> None:
+def check_weights(weight_E: Array | None, location: Location) -> None:
     """Refuse a weight that is negative or not finite. Raises: TFGNNError with the edge."""
     if weight_E is None:
         return
@@ -219,14 +222,14 @@ def check_weights(weight_E: Array | None, place: Place) -> None:
     if len(wrong):
         e = int(wrong[0])
         raise TFGNNError(
-            f"{place(e)}: its weight is {weight_E[e]}; weights are finite, not negative.",
+            f"{location(e)}: its weight is {weight_E[e]}; weights are finite, not negative.",
             "correct it.",
         )
 
 
-def row_bytes(features: Values, types: Features, num: int, place: Place) -> list[bytes]:
+def row_bytes(features: Values, types: Features, num: int, location: Location) -> list[bytes]:
     """The features of each row as bytes. Raises: TFGNNError."""
     getters = [(name, dtype_of(types[name]), by_row(features[name])) for name in sorted(types)]
     return [
-        encode_row([(name, t, get(r)) for name, t, get in getters], place(r)) for r in range(num)
+        encode_row([(name, t, get(r)) for name, t, get in getters], location(r)) for r in range(num)
     ]

@@ -101,7 +101,7 @@ class Assembler:
 class Body:
     """The nodes and edges of S samples with their features, in the order of a record. Immutable.
 
-    places: indices of nodes in their samples, by node set.
+    indices: indices of nodes in their samples, by node set.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Body:
     ) -> None:
         """schema: of the samples. first: by node set, the node that comes first in each sample."""
         self._graph = graph
-        self.places: dict[str, Places] = {}
+        self.indices: dict[str, NodeIndices] = {}
         self._nodes = {}
         samples = np.arange(len(until_S) + 1)
         for name, node_set in sorted(schema.node_sets.items()):
@@ -124,7 +124,7 @@ class Body:
                 order = np.lexsort((node_N, node_N != first[name][sample_N], sample_N))
                 sample_N, node_N = sample_N[order], node_N[order]
             bounds = np.searchsorted(sample_N, samples)
-            self.places[name] = Places(sample_N, node_N, bounds)
+            self.indices[name] = NodeIndices(sample_N, node_N, bounds)
             features = self._node_features(name, node_set, node_N, until_S[sample_N])
             self._nodes[name] = bounds, _split(features, bounds)
         self._edges = {}
@@ -170,15 +170,15 @@ class Body:
             return bounds, NONE, NONE, _split(no_rows(edge_set.features), bounds)
         table = self._graph.edge_sets[name]
         sample_E, edge_E = edges[name]
-        source = self.places[edge_set.source].of(sample_E, table.source_E[edge_E])
-        target = self.places[edge_set.target].of(sample_E, table.target_E[edge_E])
+        source = self.indices[edge_set.source].of(sample_E, table.source_E[edge_E])
+        target = self.indices[edge_set.target].of(sample_E, table.target_E[edge_E])
         order = np.lexsort((edge_E, target, source, sample_E))
         bounds = np.searchsorted(sample_E[order], samples)
         features = self._graph.edge_features(name, edge_E[order])
         return bounds, source[order], target[order], _split(features, bounds)
 
 
-class Places:
+class NodeIndices:
     """The indices of nodes in their samples."""
 
     def __init__(self, sample_N: Array, node_N: Array, bounds: Array) -> None:
@@ -192,8 +192,8 @@ class Places:
     def of(self, sample_E: Array, node_E: Array) -> Array:
         """The index of a node in each sample, which must have it; int64."""
         at = self._order[np.searchsorted(self._joined, sample_E * self._count + node_E)]
-        places: Array = at - self._bounds[sample_E]
-        return places
+        indices: Array = at - self._bounds[sample_E]
+        return indices
 
 
 def texts(values: list[bytes]) -> Array:

@@ -258,8 +258,8 @@ class Sampler:
             return np.zeros(len(sample), bool)
         have = self._joined(node_set, *nodes[node_set])
         want = self._joined(node_set, sample, node)
-        place = np.minimum(np.searchsorted(have, want), len(have) - 1)
-        found: Array = have[place] == want
+        location = np.minimum(np.searchsorted(have, want), len(have) - 1)
+        found: Array = have[location] == want
         return found
 
 

@@ -57,7 +57,7 @@ class Seeds:
     def sorted(self) -> "Seeds":
         """The samples in the order of a shard: by name, then by seed."""
         names = list(zip(self.sample_ids, self.seed_ids, range(len(self.seed_ids)), strict=True))
-        return self.take(np.array([place for _, _, place in sorted(names)], np.int64))
+        return self.take(np.array([location for _, _, location in sorted(names)], np.int64))
 
     def shards(self, count: int) -> list["Seeds"]:
         """The samples of each shard; the hash of a sample determines its shard."""
@@ -65,7 +65,7 @@ class Seeds:
         shard_S = shard_of(self.hash_S, count)
         order = np.argsort(shard_S, kind="stable")
         bounds = np.searchsorted(shard_S[order], np.arange(1, count))
-        return [self.take(places).sorted() for places in np.split(order, bounds)]
+        return [self.take(indices).sorted() for indices in np.split(order, bounds)]
 
 
 def shard_of(hash_S: Array, count: int) -> Array:

@@ -51,15 +51,15 @@ def check_spec(
     # The node set in which each operation ends, by its name; None if unknown.
     ends: dict[str, str | None] = {seed.op_name: None if is_link else seed_set}
     for op in spec.sampling_ops:
-        place = f"{where}: operation {op.op_name!r}"
+        location = f"{where}: operation {op.op_name!r}"
         _named(op.op_name, f"{where}: an operation")
         if op.op_name in ends:
-            raise _refused(f"{place} occurs twice", "give each its own name.")
-        _check_op(op, ends, place)
+            raise _refused(f"{location} occurs twice", "give each its own name.")
+        _check_op(op, ends, location)
         ends[op.op_name] = None
         if schema is not None:
             advice = ReverseAdvice(schema, reverses or {})
-            ends[op.op_name] = _check_walk(spec, op, ends, advice, place)
+            ends[op.op_name] = _check_walk(spec, op, ends, advice, location)
 
 
 def _check_walk(
@@ -67,7 +67,7 @@ def _check_walk(
     op: SamplingOp,
     ends: Mapping[str, str | None],
     advice: ReverseAdvice,
-    place: str,
+    location: str,
 ) -> str:
     """Refuse an operation if the source of its edge set is not the node set of its inputs.
 
@@ -79,12 +79,12 @@ def _check_walk(
         later = [o for o in spec.sampling_ops if op.op_name in o.input_op_names]
         wanted = {sets[o.edge_set_name].source for o in later if o.edge_set_name in sets}
         action = advice.of_missing(name, next(iter(starts.values()), None), wanted)
-        raise _missing(sets, name, "edge set", place, action)
+        raise _missing(sets, name, "edge set", location, action)
     one = sets[name]
     for i, start in starts.items():
         if start != one.source:
             raise _refused(
-                f"{place}: its input {i!r} gives nodes of {start!r}, and its edge set "
+                f"{location}: its input {i!r} gives nodes of {start!r}, and its edge set "
                 f"{name!r} begins at {one.source!r}",
                 advice.of_direction(name, start),
             )
@@ -92,37 +92,39 @@ def _check_walk(
     return target
 
 
-def _check_op(op: SamplingOp, ends: Mapping[str, str | None], place: str) -> None:
+def _check_op(op: SamplingOp, ends: Mapping[str, str | None], location: str) -> None:
     """Refuse an operation that cannot be run with any schema. Raises: TFGNNError."""
     if op.sample_size <= 0:
-        raise _refused(f"{place} has sample_size {op.sample_size}", "write at least 1.")
+        raise _refused(f"{location} has sample_size {op.sample_size}", "write at least 1.")
     if not op.edge_set_name:
-        raise _refused(f"{place} has no edge_set_name")
+        raise _refused(f"{location} has no edge_set_name")
     if not op.input_op_names:
-        raise _refused(f"{place} has no input_op_names", "name the seed or an earlier operation.")
+        raise _refused(
+            f"{location} has no input_op_names", "name the seed or an earlier operation."
+        )
     for name in op.input_op_names:
         if name not in ends:
             near = nearest_of(name, ends)
-            raise _refused(f"{place}: its input {name!r} is not defined before it{near}")
+            raise _refused(f"{location}: its input {name!r} is not defined before it{near}")
 
 
 def _refused(what: str, action: str = CORRECT) -> TFGNNError:
     return TFGNNError(f"{what}.", action)
 
 
-def _named(name: str, place: str) -> None:
+def _named(name: str, location: str) -> None:
     if not name:
-        raise _refused(f"{place} has no op_name")
+        raise _refused(f"{location} has no op_name")
 
 
-def _in_schema(sets: Any, name: str, kind: str, place: str) -> None:
+def _in_schema(sets: Any, name: str, kind: str, location: str) -> None:
     if name not in sets:
-        raise _missing(sets, name, kind, place)
+        raise _missing(sets, name, kind, location)
 
 
-def _missing(sets: Any, name: str, kind: str, place: str, action: str = CORRECT) -> TFGNNError:
+def _missing(sets: Any, name: str, kind: str, location: str, action: str = CORRECT) -> TFGNNError:
     near = nearest_of(name, sorted(sets))
-    return _refused(f"{place}: the {kind} {name!r} is not in the schema{near}", action)
+    return _refused(f"{location}: the {kind} {name!r} is not in the schema{near}", action)
 
 
 def read_spec(

@@ -114,7 +114,7 @@ def load_graph(
             nodes[name] = node_table([], others.pop(name), {}, TableRows())
             continue
         table = Columns(node_set, list(read(name, node_set)))
-        nodes[name] = node_table(table.ids, others.pop(name), table.features, table.place)
+        nodes[name] = node_table(table.ids, others.pop(name), table.features, table.location)
 
     edge_sets = {}
     for name in edge_names:
@@ -135,7 +135,7 @@ def load_graph(
             weight_E=table.weight,
             features=table.features,
             types=one.features,
-            place=table.place,
+            location=table.location,
         )
     return Graph(node_sets=nodes, edge_sets=edge_sets, latent=frozenset(latent))
 
@@ -154,7 +154,7 @@ def _warn_left_out(name: str, table: "Columns", is_kept_E: Array | None) -> None
         edge_set=name,
         edges=len(left_out),
         of=len(is_kept_E),
-        example=f"{table.place(e)}: {shown_id(table.source[e])} to {shown_id(table.target[e])}",
+        example=f"{table.location(e)}: {shown_id(table.source[e])} to {shown_id(table.target[e])}",
         why="the source or the target has no row in the table of its node set",
     )
 
@@ -176,29 +176,31 @@ class Columns:
         self.ids = [] if is_edges else ids(lambda rows: rows.ids)
         self.source = ids(lambda rows: rows.source) if is_edges else []
         self.target = ids(lambda rows: rows.target) if is_edges else []
-        self.place = TableRows()
+        self.location = TableRows()
         for rows in parts:
-            self.place.add(rows.first, rows.place)
-        places = [rows.place(0) for rows in parts]
-        self.weight = whole([rows.weight for rows in parts], np.float32, "#weight", places)
-        self.time = whole([rows.time for rows in parts], np.int64, "#time", places)
+            self.location.add(rows.first, rows.location)
+        locations = [rows.location(0) for rows in parts]
+        self.weight = whole([rows.weight for rows in parts], np.float32, "#weight", locations)
+        self.time = whole([rows.time for rows in parts], np.int64, "#time", locations)
         # Ids of nodes are stored once, even if the schema declares them as a feature.
         types = {k: f for k, f in sorted(one.features.items()) if is_edges or k != ID}
         kept: list[Values] = [{k: rows.features[k] for k in types} for rows in parts]
         self.features: Values = join(kept) if kept else no_rows(types)
 
 
-def whole(parts: list[Array | None], dtype: Any, name: str, places: Sequence[str]) -> Array | None:
+def whole(
+    parts: list[Array | None], dtype: Any, name: str, locations: Sequence[str]
+) -> Array | None:
     """Concatenate the parts of a column; None if the table does not have it.
 
-    places: name of the first row of each part, for errors. Raises: TFGNNError if only some files of
-    the table have the column.
+    locations: name of the first row of each part, for errors. Raises: TFGNNError if only some files
+    of the table have the column.
     """
     found = [part for part in parts if part is not None]
     if parts and not found:
         return None
     if len(found) < len(parts):
-        without = next(p for p, part in zip(places, parts, strict=True) if part is None)
+        without = next(p for p, part in zip(locations, parts, strict=True) if part is None)
         raise TFGNNError(
             f"{without}: there is no {name}, and other files of the table have one.",
             "write it in all of them.",

@@ -85,10 +85,10 @@ def parse_text(kind: Any, text: str, where: str) -> Any:
             text_format.Parse(text, message)
     except text_format.ParseError as error:
         line, column = error.GetLine(), error.GetColumn()
-        place = "" if line is None else f":{line}:{column or 1}"
+        location = "" if line is None else f":{line}:{column or 1}"
         # The library's message starts with line, column and sometimes the whole line.
         words = re.sub(r"^\d+:\d+ : ('.*': (?=[A-Z]))?", "", str(error)).rstrip(".")
-        raise TFGNNError(f"{where}{place}: {words[:200]}.", "correct it there.") from None
+        raise TFGNNError(f"{where}{location}: {words[:200]}.", "correct it there.") from None
     except (ValueError, TypeError) as error:
         raise TFGNNError(f"{where} is no {kind.__name__}: {error}.", "write it again.") from None
     return message

@@ -140,57 +140,57 @@ def all_sets(schema: GraphSchema) -> Iterator[tuple[str, str, Any]]:
 def check_schema(schema: GraphSchema, where: str = "the schema") -> None:
     """Check that a schema is consistent. Raises: TFGNNError with set and feature."""
     for kind, name, one in all_sets(schema):
-        place = f"{where}: {kind} {name!r}" if name else f"{where}: {kind}"
+        location = f"{where}: {kind} {name!r}" if name else f"{where}: {kind}"
         for feature_name, feature in sorted(one.features.items()):
-            _check_feature(kind, feature_name, feature, f"{place}, feature {feature_name!r}")
+            _check_feature(kind, feature_name, feature, f"{location}, feature {feature_name!r}")
         if kind == "context":
             continue
         for reference in one.context:
             if reference not in schema.context.features:
                 raise _refused(
-                    f"{place} names the context feature {reference!r}, which is not there"
+                    f"{location} names the context feature {reference!r}, which is not there"
                 )
         if isinstance(one, EdgeSet):
             for end, at in (("source", one.source), ("target", one.target)):
                 if not at:
-                    raise _refused(f"{place} has no {end}")
+                    raise _refused(f"{location} has no {end}")
                 if at not in schema.node_sets:
-                    raise _refused(f"{place}: its {end} {at!r} is not a node set")
+                    raise _refused(f"{location}: its {end} {at!r} is not a node set")
 
 
 def _refused(what: str, action: str = "correct the schema.") -> TFGNNError:
     return TFGNNError(f"{what}.", action)
 
 
-def _check_feature(kind: str, name: str, feature: Feature, place: str) -> None:
+def _check_feature(kind: str, name: str, feature: Feature, location: str) -> None:
     """Refuse a feature that records cannot represent. Raises: TFGNNError."""
     if not feature.dtype:
-        raise _refused(f"{place} has no dtype", "write its dtype, such as DT_FLOAT.")
+        raise _refused(f"{location} has no dtype", "write its dtype, such as DT_FLOAT.")
     if feature.dtype not in DATA_TYPES:
         types = feature.DESCRIPTOR.fields_by_name["dtype"].enum_type.values_by_number
         raise _refused(
-            f"{place} has the dtype {types[feature.dtype].name}, which records cannot hold"
+            f"{location} has the dtype {types[feature.dtype].name}, which records cannot hold"
         )
     if feature.shape.unknown_rank:
-        raise _refused(f"{place} has an unknown rank", "write its dims, -1 for a ragged one.")
+        raise _refused(f"{location} has an unknown rank", "write its dims, -1 for a ragged one.")
     if name in RESERVED[kind]:
-        raise _refused(f"{place}: records use this name themselves")
+        raise _refused(f"{location}: records use this name themselves")
     shape = shape_of(feature)
     if len(shape) >= MAX_DIMS:
-        raise _refused(f"{place} has {len(shape)} dims, at most {MAX_DIMS - 1} are read")
+        raise _refused(f"{location} has {len(shape)} dims, at most {MAX_DIMS - 1} are read")
     size = 1
     for dim in shape:
         if dim is not None and dim < 0:
-            raise _refused(f"{place}: a dim has the size {dim}", "write -1 for a ragged dim.")
+            raise _refused(f"{location}: a dim has the size {dim}", "write -1 for a ragged dim.")
         # Count a dim of size 0 as 1, so that the others are still bounded.
         size *= max(dim or 1, 1)
     if size >= 2**31:
-        raise _refused(f"{place}: the dims {shape} make {size} values an item")
+        raise _refused(f"{location}: the dims {shape} make {size} values an item")
     ragged = ragged_dims(shape)
     if ragged and 0 in shape[: ragged[-1]]:
-        raise _refused(f"{place} has a dim of 0 before a ragged one, which hides its rows")
+        raise _refused(f"{location} has a dim of 0 before a ragged one, which hides its rows")
     if any(dim.name for dim in feature.shape.dim) and not feature.description:
-        raise _refused(f"{place} names dims and has no description", "write its description.")
+        raise _refused(f"{location} names dims and has no description", "write its description.")
 
 
 def read_schema(path: Path) -> GraphSchema:
@@ -235,14 +235,14 @@ def parse_schema(data: bytes, where: str = "the schema") -> GraphSchema:
     return schema
 
 
-def _note_unusual(name: str, feature: Feature, place: str) -> None:
+def _note_unusual(name: str, feature: Feature, location: str) -> None:
     """Warn about features that are allowed but rarely intended."""
     if name.startswith("#") and name not in ("#id", "#time", "#weight"):
         logger.warning(
-            "tfgnn_feature_name_unusual", place=place, hint="# is for records' own names"
+            "tfgnn_feature_name_unusual", location=location, hint="# is for records' own names"
         )
     if shape_of(feature) == (1,):
-        logger.warning("tfgnn_feature_shape_unusual", place=place, hint="a scalar has no dim")
+        logger.warning("tfgnn_feature_shape_unusual", location=location, hint="a scalar has no dim")
 
 
 def schema_text(schema: GraphSchema) -> str:

@@ -187,7 +187,7 @@ def _table_rows(path: Path, part: Part, one: Set) -> Iterator[Iterable[str]]:
             ends = ""
             if rows.source is not None and rows.target is not None:
                 ends = f"{_text(rows.source[r])} -> {_text(rows.target[r])} "
-            yield [f"{rows.place(r)}: {ends}{shown(r)}".rstrip()]
+            yield [f"{rows.location(r)}: {ends}{shown(r)}".rstrip()]
 
 
 def _csv_rows(path: Path) -> Iterator[Iterable[str]]:

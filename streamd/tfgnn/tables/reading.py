@@ -20,7 +20,7 @@ from streamd.settings.sets import nearest_of
 from streamd.tfgnn.records.columns import Column, ColumnReader
 from streamd.tfgnn.records.lists import first_out_of_range, typed
 from streamd.tfgnn.records.records import MAX_RECORD_BYTES, MAX_RECORDS, open_file, read_blocks
-from streamd.tfgnn.records.row_names import FileRows, Place
+from streamd.tfgnn.records.row_names import FileRows, Location
 from streamd.tfgnn.records.shards import find_files, table_format
 from streamd.tfgnn.records.tensor import Ragged, Value
 from streamd.tfgnn.schema.messages import EdgeSet, Feature, NodeSet
@@ -61,7 +61,7 @@ class Rows:
     first: number of the first row, from 0. ids: of nodes; source, target: of edges; object arrays
     of bytes, None if the set has none. features: [R, *shape] by name. weight: of edges, float32,
     None if the table has none. time: of edges and seeds, int64, None if the table has none. others:
-    columns that are not in the schema, as bytes (CSV only). place: names a row in errors.
+    columns that are not in the schema, as bytes (CSV only). location: names a row in errors.
     """
 
     first: int
@@ -73,7 +73,7 @@ class Rows:
     time: Array | None = None
     features: Mapping[str, Value] = field(default_factory=dict)
     others: Mapping[str, Array] = field(default_factory=dict)
-    place: FileRows = FileRows()
+    location: FileRows = FileRows()
 
 
 def table_path(one: Set, base: Path) -> Path | None:
@@ -173,22 +173,26 @@ class _Table:
         # The arrays about a block have an element for each record and key.
         most = max(1, min(self._at_once, CELLS // max(1, len(keys))))
         for block in read_blocks(path, most, self._max_bytes):
-            place = FileRows(path, "record", block.first)
-            found = reader.read(block.data, block.start_R, block.end_R, place)
+            location = FileRows(path, "record", block.first)
+            found = reader.read(block.data, block.start_R, block.end_R, location)
             columns = dict(zip(reader.names, found, strict=True))
             num = len(block.start_R)
             values: dict[str, Value] = {
-                name: _of_column(columns[name], feature, num, place, name)
+                name: _of_column(columns[name], feature, num, location, name)
                 for name, feature in features.items()
             }
             ends = {
-                key: _one_each(columns[key], place, key) for key in self._keys if key not in values
+                key: _one_each(columns[key], location, key)
+                for key in self._keys
+                if key not in values
             }
             weight, time = (
-                next((_one_each(columns[n], place, n) for n in of if len(columns[n].values)), None)
+                next(
+                    (_one_each(columns[n], location, n) for n in of if len(columns[n].values)), None
+                )
                 for of in (weights, times)
             )
-            yield self._rows(first, place, num, ends, values, weight, time, {})
+            yield self._rows(first, location, num, ends, values, weight, time, {})
             first += num
 
     def _undeclared(self, names: tuple[str, ...], is_wanted: bool) -> list[str]:
@@ -241,28 +245,28 @@ class _Table:
         self, chunk: list[list[str]], names: list[str], path: Path, at: int, first: int
     ) -> Rows:
         """Parse cells. at: number of the first row in the file. Raises: TFGNNError."""
-        place = FileRows(path, "row", at)
+        location = FileRows(path, "row", at)
         values: dict[str, Value] = {}
         ends: dict[str, Array] = {}
         others: dict[str, Array] = {}
         weight = time = None
         for name, cells in zip(names, zip(*chunk, strict=True), strict=True):
             if name in self._features:
-                values[name] = _parsed(cells, dtype_of(self._features[name]), place, name)
+                values[name] = _parsed(cells, dtype_of(self._features[name]), location, name)
             elif name in self._keys:
                 ends[name] = _strings(cells)
             elif self._is_edges and name in (WEIGHT, "weight"):
-                weight = _parsed(cells, TYPES["DT_FLOAT"], place, name)
+                weight = _parsed(cells, TYPES["DT_FLOAT"], location, name)
             elif self._is_timed and name in (TIME, "time"):
-                time = _parsed(cells, TYPES["DT_INT64"], place, name)
+                time = _parsed(cells, TYPES["DT_INT64"], location, name)
             else:
                 others[name] = _strings(cells)
-        return self._rows(first, place, len(chunk), ends, values, weight, time, others)
+        return self._rows(first, location, len(chunk), ends, values, weight, time, others)
 
     def _rows(
         self,
         first: int,
-        place: FileRows,
+        location: FileRows,
         num: int,
         ends: dict[str, Array],
         values: dict[str, Value],
@@ -287,7 +291,7 @@ class _Table:
             if time is not None or not self._is_timed or not isinstance(declared, np.ndarray):
                 continue
             if declared.ndim == 1 and declared.dtype.kind in "iu":
-                time = _as_dtype(declared, TYPES["DT_INT64"], place, name)
+                time = _as_dtype(declared, TYPES["DT_INT64"], location, name)
         return Rows(
             first=first,
             num=num,
@@ -298,7 +302,7 @@ class _Table:
             time=time,
             features=values,
             others=others,
-            place=place,
+            location=location,
         )
 
 
@@ -335,20 +339,20 @@ def _cells(path: Path, rows: Any) -> Iterator[list[str]]:
             yield row
 
 
-def _parsed(cells: Iterable[str], dtype: DataType, place: Place, name: str) -> Array:
+def _parsed(cells: Iterable[str], dtype: DataType, location: Location, name: str) -> Array:
     """Parse a column of cells as a dtype. Raises: TFGNNError with the row."""
     if dtype.wire == "bytes":
         return _strings(cells)
     if dtype.wire == "float":
-        numbers = [_number(float, cell, place, row, name) for row, cell in enumerate(cells)]
+        numbers = [_number(float, cell, location, row, name) for row, cell in enumerate(cells)]
         return typed(np.array(numbers, np.float64), dtype, name)
     least, most = dtype.bounds
     values: list[int] = []
     for row, cell in enumerate(cells):
-        value = _number(int, cell, place, row, name)
+        value = _number(int, cell, location, row, name)
         if not least <= value <= most:
             raise TFGNNError(
-                f"{place(row)}, column {name!r}: {cell[:40]} is not from {least} to {most}, the "
+                f"{location(row)}, column {name!r}: {cell[:40]} is not from {least} to {most}, the "
                 f"range of {dtype.name}.",
                 "correct it, or the schema's dtype.",
             )
@@ -360,7 +364,9 @@ _DIGITS = re.compile(r"-?[0-9]+")
 Number = TypeVar("Number", int, float)
 
 
-def _number(parse: Callable[[str], Number], cell: str, place: Place, row: int, name: str) -> Number:
+def _number(
+    parse: Callable[[str], Number], cell: str, location: Location, row: int, name: str
+) -> Number:
     """Parse a cell as a number. Raises: TFGNNError with the row."""
     try:
         # Python would also accept 1_0, digits of other scripts, blanks and a leading +.
@@ -371,7 +377,7 @@ def _number(parse: Callable[[str], Number], cell: str, place: Place, row: int, n
     except ValueError:
         words = "a number" if parse is float else "an integer, which is digits alone"
         raise TFGNNError(
-            f"{place(row)}, column {name!r}: {cell[:40]!r} is not {words}.", "correct it."
+            f"{location(row)}, column {name!r}: {cell[:40]!r} is not {words}.", "correct it."
         ) from None
 
 
@@ -384,7 +390,7 @@ def _strings(cells: Iterable[str]) -> Array:
 
 
 def _as_dtype(
-    flat: Array, dtype: DataType, place: Place, name: str, count_R: Array | None = None
+    flat: Array, dtype: DataType, location: Location, name: str, count_R: Array | None = None
 ) -> Array:
     """Convert values to a dtype. count_R: number of values of each row, None for one each. Raises:
     TFGNNError with the row of an integer outside the dtype's range."""
@@ -393,25 +399,26 @@ def _as_dtype(
         if count_R is not None:
             row = int(np.searchsorted(np.cumsum(count_R), wrong, "right"))
         raise TFGNNError(
-            f"{place(row)}: feature {name!r} has {flat[wrong]}, which {dtype.name} does not hold.",
+            f"{location(row)}: feature {name!r} has {flat[wrong]}, which {dtype.name} does not "
+            "hold.",
             "correct it, or the schema's dtype.",
         )
     return typed(flat, dtype, name)
 
 
-def _one_each(column: Column, place: Place, name: str) -> Array:
+def _one_each(column: Column, location: Location, name: str) -> Array:
     """The values of a column with exactly one value per record. Raises: TFGNNError."""
     wrong = np.flatnonzero(column.count_R != 1)
     if len(wrong):
         r = int(wrong[0])
         raise TFGNNError(
-            f"{place(r)}: {name} has {int(column.count_R[r])} values; it must have one.",
+            f"{location(r)}: {name} has {int(column.count_R[r])} values; it must have one.",
             "write the table again.",
         )
     return column.values
 
 
-def _of_column(column: Column, feature: Feature, num: int, place: Place, name: str) -> Value:
+def _of_column(column: Column, feature: Feature, num: int, location: Location, name: str) -> Value:
     """The values of a feature of all rows. Raises: TFGNNError."""
     inner = 1
     whole = shape_of(feature)
@@ -423,11 +430,11 @@ def _of_column(column: Column, feature: Feature, num: int, place: Place, name: s
     if len(wrong) or (inner == 0 and len(column.values)):
         r = int(wrong[0]) if len(wrong) else int(np.flatnonzero(column.count_R)[0])
         raise TFGNNError(
-            f"{place(r)}: feature {name!r} has {int(column.count_R[r])} values, its shape is "
+            f"{location(r)}: feature {name!r} has {int(column.count_R[r])} values, its shape is "
             f"{whole}.",
             "write the value for every row.",
         )
-    flat = _as_dtype(column.values, dtype_of(feature), place, name, column.count_R)
+    flat = _as_dtype(column.values, dtype_of(feature), location, name, column.count_R)
     shape = [size or 0 for size in trailing]
     if not ragged:
         return flat.reshape(num, *shape)
