@@ -1,5 +1,5 @@
 """The supervisor starts the roles as its children, restarts one that dies, kills one that gives no
-sign of life, and stops them together.
+heartbeat, and stops them together.
 
 It imports neither torch nor numba.
 """
@@ -15,7 +15,7 @@ from types import FrameType
 
 import structlog
 
-from streamd.daemon.life_signs import LifeSigns
+from streamd.daemon.heartbeat_watch import HeartbeatWatch
 from streamd.daemon.reload import RELOADED, is_terminal, read_again
 from streamd.errors import SettingsError
 from streamd.processes import PYTHON, SUPERVISED_BY
@@ -30,7 +30,7 @@ STOP_SECONDS = 30.0
 MAX_BACKOFF_SECONDS = 30.0
 """Longest pause before a role is started again: a broker that is back is noticed soon."""
 SILENT_SECONDS = STALLED_SECONDS
-"""A role that has given no sign of life for so long cannot watch itself: it is killed. Its own
+"""A role that has sent no heartbeat for so long cannot watch itself: it is killed. Its own
 watchdog waits as long for a loop that stalls."""
 STEADY_SECONDS = 60.0
 """A role that ran so long begins again with the shortest pause."""
@@ -93,7 +93,7 @@ class Supervisor:
         self._due: dict[str, float] = {}
         self._failures = dict.fromkeys(self._roles, 0)
         self._refused: set[str] = set()
-        self._signs = LifeSigns(lambda name: Paths.of(settings, name).learned)
+        self._heartbeats = HeartbeatWatch(lambda name: Paths.of(settings, name).learned)
         self._beaten: set[str] = set()
         """Roles that wrote a heartbeat once: they are started again however often they die."""
         self._stop = threading.Event()
@@ -150,7 +150,7 @@ class Supervisor:
         """Start the process of a role, or of a further server, by its name."""
         role = name if name in ALL_ROLES else "serve"
         named = () if name == role else ("--name", name)
-        self._signs.begin(name, time.monotonic())
+        self._heartbeats.begin(name, time.monotonic())
         env = role_environment(self._settings, role, os.environ) | {SUPERVISED_BY: str(os.getpid())}
         self._children[name] = subprocess.Popen(
             [*PYTHON, "-m", "streamd", "run", "--role", role, *named], env=env
@@ -187,13 +187,13 @@ class Supervisor:
     def _note_heartbeat(self, role: str) -> None:
         """Note that a role which ended had written a heartbeat, itself or through its first
         rank."""
-        if self._signs.has_begun(role):
+        if self._heartbeats.has_begun(role):
             self._beaten.add(role)
 
     def _kill_where_silent(self, role: str, child: subprocess.Popen[bytes], now: float) -> None:
         """Kill a role that is stopped, or whose own watchdog does not run."""
         # Before its first sign a role is never silent: imports may take any time.
-        silent = self._signs.silent_seconds(role, now)
+        silent = self._heartbeats.silent_seconds(role, now)
         if silent < SILENT_SECONDS:
             return
         logger.error(
@@ -201,13 +201,13 @@ class Supervisor:
             child=role,
             pid=child.pid,
             seconds=round(silent),
-            meaning="it is stopped or stuck: it gave no sign of life",
+            meaning="it is stopped or stuck: it sent no heartbeat",
             action="it is killed and started again",
         )
         # A stopped process ends by no other signal; one that waits for a disk ends later.
         child.kill()
         self._beaten.add(role)
-        self._signs.begin(role, now)
+        self._heartbeats.begin(role, now)
 
     def _is_over(self, role: str, status: int, now: float) -> bool:
         """Handle the end of a role: plan its next start, if another start can help.

@@ -26,10 +26,11 @@ STALLED_SECONDS = 60.0
 """A loop without a turn for this long is stalled: no intended work takes half of it."""
 WATCHDOG_SECONDS = 1.0
 """Interval of the watchdog's checks, short compared to STALLED_SECONDS."""
-SIGN_SECONDS = 1.0
-"""Interval of signs of life: they show that a process exists which cannot be checked by its pid."""
+HEARTBEAT_SECONDS = 1.0
+"""Interval at which a process touches its heartbeat file: this shows that a process exists which
+cannot be checked by its pid."""
 UNSEEN_SECONDS = 10.0
-"""A process of another container is considered dead after this long without a sign of life. Ten
+"""A process of another container is considered dead after this long without a heartbeat. Ten
 were due by then; a process under load may skip some."""
 
 
@@ -56,7 +57,8 @@ class Beat:
 
     name: under which the role writes it. age_seconds: since the loop's last turn. exists: whether
     the role's process exists, as far as can be checked. alive: whether it exists and the loop
-    turned recently. sign_ns: time of the last sign of life. detail: further fields of the role.
+    turned recently. heartbeat_ns: time at which its file was last touched. detail: further fields
+    of the role.
     """
 
     name: str
@@ -66,7 +68,7 @@ class Beat:
     age_seconds: float
     exists: bool
     alive: bool
-    sign_ns: int
+    heartbeat_ns: int
     detail: dict[str, Any]
 
 
@@ -150,7 +152,7 @@ class Heartbeat:
                 self._written = latest
                 self._failing = False
 
-    def _show_life(self) -> None:
+    def _touch_file(self) -> None:
         """Renew the file's modification time, which also works on a full disk."""
         if self._path is not None:
             with contextlib.suppress(OSError):
@@ -176,8 +178,8 @@ class Heartbeat:
 
 
 def _keep_writing(beat: "weakref.ref[Heartbeat]", interval: float) -> None:
-    """Write the heartbeat every `interval` seconds and a sign of life every SIGN_SECONDS, until the
-    heartbeat or its directory is gone."""
+    """Write the heartbeat if it changed, every `interval` seconds, and touch its file every
+    HEARTBEAT_SECONDS, until the heartbeat or its directory is gone."""
     shown = time.monotonic()
     while True:
         time.sleep(interval)
@@ -185,9 +187,9 @@ def _keep_writing(beat: "weakref.ref[Heartbeat]", interval: float) -> None:
         if heartbeat is None or heartbeat._path is None or not heartbeat._path.parent.exists():
             return
         heartbeat._write()
-        if time.monotonic() - shown >= SIGN_SECONDS:
+        if time.monotonic() - shown >= HEARTBEAT_SECONDS:
             shown = time.monotonic()
-            heartbeat._show_life()
+            heartbeat._touch_file()
         # This reference must not keep the heartbeat alive during the sleep.
         del heartbeat
 
@@ -214,14 +216,14 @@ def read_beat(data_dir: Path, name: str) -> Beat | None:
     path = folder_of(data_dir, name) / HEARTBEAT
     try:
         content = json.loads(path.read_text())
-        sign_ns = path.stat().st_mtime_ns
+        heartbeat_ns = path.stat().st_mtime_ns
     except (OSError, ValueError):
         return None
     age = max(0.0, time.time() - content["time"])
     if content.get("host") == HOST:
         exists = _is_process(content["pid"])
     else:
-        exists = time.time() - sign_ns / 1e9 < UNSEEN_SECONDS
+        exists = time.time() - heartbeat_ns / 1e9 < UNSEEN_SECONDS
 
     return Beat(
         name=name,
@@ -231,7 +233,7 @@ def read_beat(data_dir: Path, name: str) -> Beat | None:
         age_seconds=age,
         exists=exists,
         alive=exists and age < STALLED_SECONDS,
-        sign_ns=sign_ns,
+        heartbeat_ns=heartbeat_ns,
         detail=content["detail"],
     )
 

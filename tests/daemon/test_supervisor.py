@@ -14,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 import streamd
-from streamd.daemon import life_signs, supervisor
+from streamd.daemon import heartbeat_watch, supervisor
 from streamd.daemon import run_role as daemon
 from streamd.daemon.role_lock import lock_name
 from streamd.daemon.run_role import run_role
@@ -249,7 +249,7 @@ LIVING = """
 import sys, time
 from pathlib import Path
 from streamd.telemetry import heartbeat
-heartbeat.SIGN_SECONDS = 0.1
+heartbeat.HEARTBEAT_SECONDS = 0.1
 beat = heartbeat.Heartbeat(Path(sys.argv[1]), "train")
 beat.touch("compiling")
 time.sleep(600)
@@ -258,7 +258,7 @@ time.sleep(600)
 
 def test_a_role_that_is_stopped_is_killed_and_started_again_and_one_that_works_for_long_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor, "SILENT_SECONDS", 2.0)
-    monkeypatch.setattr(life_signs, "SIGN_SECONDS", 0.1)
+    monkeypatch.setattr(heartbeat_watch, "HEARTBEAT_SECONDS", 0.1)
     popen = subprocess.Popen
     roles = Roles(monkeypatch)
     start = supervisor.subprocess.Popen

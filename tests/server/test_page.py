@@ -448,7 +448,7 @@ def test_late_events_are_counted_and_a_window_that_is_mostly_late_says_so(browse
     *real, last = served.world.state.page._history.refresh()
     late = replace(last, num_late=40, num_scored=0, scores={}, promoted=False, reason="left out: 40 of its 50 events came late")
     monkeypatch.setattr(served.world.state.page._history, "refresh", lambda: [*real, late])
-    beat = Beat(name="ingest", role="ingest", state="running", pid=1, age_seconds=0.1, exists=True, alive=True, sign_ns=time.time_ns(),
+    beat = Beat(name="ingest", role="ingest", state="running", pid=1, age_seconds=0.1, exists=True, alive=True, heartbeat_ns=time.time_ns(),
                 detail={"clamped": 1234})
     monkeypatch.setattr(served.world.state.page, "_roles", lambda: (1, {"ingest": beat}))
     page = opened(browser, served)

@@ -58,7 +58,7 @@ def empty(tmp_path_factory):
 
 def beat(name, state="running", age=0.0, silent=0.0, exists=True, **detail):
     return Beat(name=name, role=name, state=state, pid=1, age_seconds=age, exists=exists, alive=exists and age < 60,
-                sign_ns=int((time.time() - silent) * 1e9), detail=detail)
+                heartbeat_ns=int((time.time() - silent) * 1e9), detail=detail)
 
 
 class Scene:
@@ -128,7 +128,7 @@ STATES = [(well, "", "good"), (no_data, f"Kafka {BROKER} has no topic events", "
           (kafka_dead, f"Kafka {BROKER} has not answered for 95 s: events wait there, and answers lack them", "bad"),
           (wrong_broker, f"Kafka {BROKER} does not serve ingest: The broker takes no user shop.", "bad"),
           (trainer_hung, "train hangs: its loop has not turned for 4 min", "bad"),
-          (trainer_stopped, "train has given no sign of life for 30 s: after 60 s it is killed and restarted", "bad"), (below_the_rule, "", "good"),
+          (trainer_stopped, "train has sent no heartbeat for 30 s: after 60 s it is killed and restarted", "bad"), (below_the_rule, "", "good"),
           (catching_up, "catches up, 12 %, the rule answers until then", "late"),
           (refused, "2,204 of 3,000 records refused: user_id is missing", "bad")]
 

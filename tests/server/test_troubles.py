@@ -14,8 +14,8 @@ BROKER, NOW = "127.0.0.1:9092", 1_700_000_000.0
 
 
 def beat(name="ingest", state="running", age=0.0, silent=0.0, exists=True, **detail):
-    sign_ns = int((NOW - silent) * 1e9)
-    return Beat(name=name, role=name, state=state, pid=1, age_seconds=age, exists=exists, alive=exists and age < 60, sign_ns=sign_ns,
+    heartbeat_ns = int((NOW - silent) * 1e9)
+    return Beat(name=name, role=name, state=state, pid=1, age_seconds=age, exists=exists, alive=exists and age < 60, heartbeat_ns=heartbeat_ns,
                 detail=detail)
 
 
@@ -36,8 +36,8 @@ def test_a_machine_that_is_well_has_none_though_idle_or_busy_for_a_while():
 
 
 @pytest.mark.parametrize(("name", "given", "text", "is_bad"), [
-    ("train", beat("train", age=100, silent=100), "train has given no sign of life for 2 min", True),
-    ("train", beat("train", age=12, silent=12), "train has given no sign of life for 12 s: after 60 s it is killed and restarted", True),
+    ("train", beat("train", age=100, silent=100), "train has sent no heartbeat for 2 min", True),
+    ("train", beat("train", age=12, silent=12), "train has sent no heartbeat for 12 s: after 60 s it is killed and restarted", True),
     ("train", beat("train", age=80, silent=1), "train hangs: its loop has not turned for 80 s", True),
     ("train", beat("train", age=30, silent=30, exists=False), "train ended 30 s ago and is not back", True),
     ("train", beat("train", "refused", exists=False, why="another cluster"), "train refused its data: another cluster", True),

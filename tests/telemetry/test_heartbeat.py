@@ -63,10 +63,10 @@ def test_a_process_of_this_machine_must_exist_one_of_another_machine_must_have_g
     gone.wait()
     other = {"host": "another-pod"}
     now = time.time()
-    for more, signed, alive in (({}, now, False), (other, now, True), (other | {"time": now - 100}, now, False), (other, now - 11, False),
+    for more, before, alive in (({}, now, False), (other, now, True), (other | {"time": now - 100}, now, False), (other, now - 11, False),
                                 (other | {"time": now - 30}, now, True)):
         path.write_text(json.dumps(content | {"pid": gone.pid} | more))
-        os.utime(path, (signed, signed))
+        os.utime(path, (before, before))
         assert read_beat(tmp_path, "train").alive is alive
 
 
@@ -76,11 +76,11 @@ def test_containers_that_share_a_hosts_name_are_told_apart(tmp_path):
 
 
 def test_a_role_gives_signs_of_life_while_its_loop_works_for_long_and_where_the_disk_is_full(tmp_path, monkeypatch):
-    monkeypatch.setattr(heartbeat, "SIGN_SECONDS", 0.05)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.05)
     beat = Heartbeat(tmp_path, "train", interval_seconds=0.02)
     beat.touch("compiling")
     first = read_beat(tmp_path, "train")
-    assert wait_for(lambda: read_beat(tmp_path, "train").sign_ns > first.sign_ns)
+    assert wait_for(lambda: read_beat(tmp_path, "train").heartbeat_ns > first.heartbeat_ns)
     assert read_beat(tmp_path, "train").age_seconds >= first.age_seconds, "its loop did not turn"
 
     def full(path, text):
@@ -89,8 +89,8 @@ def test_a_role_gives_signs_of_life_while_its_loop_works_for_long_and_where_the_
     monkeypatch.setattr(Path, "write_text", full)
     with capture_logs() as said:
         beat.touch("learning")
-        signed = read_beat(tmp_path, "train").sign_ns
-        assert wait_for(lambda: read_beat(tmp_path, "train").sign_ns > signed)
+        before = read_beat(tmp_path, "train").heartbeat_ns
+        assert wait_for(lambda: read_beat(tmp_path, "train").heartbeat_ns > before)
     assert [x["event"] for x in said] == ["heartbeat_not_written"]
     assert read_beat(tmp_path, "train").state == "compiling", "nothing of it was written"
 

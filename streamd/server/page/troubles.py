@@ -94,14 +94,14 @@ def _of_roles(facts: MachineFacts) -> Iterator[Trouble]:
             continue
 
         # Only a role's most severe trouble: the others follow from it.
-        silent = max(0.0, facts.now - beat.sign_ns / 1e9)
+        silent = max(0.0, facts.now - beat.heartbeat_ns / 1e9)
         doing = f"its last state was: {beat.state}"
         if beat.state == REFUSED_STATE:
             yield Trouble(text=f"{name} refused its data: {beat.detail.get('why', 'see its log')}")
         elif not beat.exists:
             yield Trouble(text=f"{name} ended {span(silent)} ago and is not back", detail=doing)
         elif silent >= UNSEEN_SECONDS:
-            text = f"{name} has given no sign of life for {span(silent)}"
+            text = f"{name} has sent no heartbeat for {span(silent)}"
             if silent < STALLED_SECONDS:
                 text += f": after {STALLED_SECONDS:.0f} s it is killed and restarted"
             yield Trouble(text=text, detail=f"it is stopped or stuck; {doing}")
