@@ -239,7 +239,7 @@ def train_static(
             f"epoch {epoch.number}: {learned}validation MRR {epoch.valid['mrr']:.4f}, "
             f"{epoch.seconds:.1f} s"
         )
-    test = training.tested()
+    test = training.test_best()
     yield (
         f"test MRR {test['mrr']:.4f}, AP {test['ap']:.4f}, "
         f"by the weights of epoch {training.best.number}"

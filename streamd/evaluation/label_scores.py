@@ -86,8 +86,8 @@ class LabelRules:
         # The measures need at least one label.
         if not self._parts:
             return ScoredLabels(0, {}, {})
-        average_LT, mean_LT, target_LT, set_L = LabelScores.joined(self._parts)
-        predicted = {name: LabelScores.joined(own).predicted_LT for name, own in heads.items()}
+        average_LT, mean_LT, target_LT, set_L = LabelScores.join(self._parts)
+        predicted = {name: LabelScores.join(own).predicted_LT for name, own in heads.items()}
         predicted |= {AVERAGE: average_LT, MEAN: mean_LT}
         table = {name: label_measures(task, rows, target_LT) for name, rows in predicted.items()}
         of_sets = label_scores_of_sets(task, predicted, target_LT, set_L, self._node_sets)

@@ -93,7 +93,7 @@ def planned_steps(
     ]
 
 
-def prepared(step: PlannedStep, transfer: DeviceTransfer, pads: bool) -> Step:
+def prepare_step(step: PlannedStep, transfer: DeviceTransfer, pads: bool) -> Step:
     """Move the inputs of a training step to the device.
 
     pads: whether CUDA graphs may replay steps. Steps with labels, and steps with replayed events

@@ -202,19 +202,19 @@ def read_cursor(folder: Path) -> Cursor | None:
     return cursor
 
 
-def counted_history(folder: Path) -> int:
+def valid_history_bytes(folder: Path) -> int:
     """Valid length of the history, bytes, by the newest checkpoint; 0 if there is none. The
     checkpoint's tensors are not read."""
     path = _newest(folder)
     try:
         content = b"" if path is None else (path / "cursor.json").read_bytes()
-        return msgspec.json.decode(content, type=_Counted).history_bytes
+        return msgspec.json.decode(content, type=_HistoryCursor).history_bytes
     except (msgspec.DecodeError, UnicodeDecodeError, OSError):
         # A newer checkpoint is just replacing it, or it is damaged, which the trainer reports.
         return 0
 
 
-class _Counted(msgspec.Struct):
+class _HistoryCursor(msgspec.Struct):
     history_bytes: int
 
 
@@ -344,7 +344,7 @@ def _read_tail(
     tail = []
     for i, edge in enumerate(edges):
         fields = {k.split(".", 1)[1]: v for k, v in tensors.items() if k.split(".", 1)[0] == str(i)}
-        chunk = ReplayChunk.restored(edge, fields).widened(made_on, schema)
+        chunk = ReplayChunk.from_tensors(edge, fields).widen(made_on, schema)
         if chunk is not None:
             tail.append(replay.share_of(chunk))
     return tail

@@ -33,7 +33,7 @@ from streamd.training.batches import (
     Step,
     optimize,
     planned_steps,
-    prepared,
+    prepare_step,
     step_losses,
 )
 from streamd.training.device_transfer import DeviceTransfer
@@ -215,7 +215,7 @@ class Learner:
         num_learned = num_events - int(num_events * self._training.tail_share)
         weights = learned_weights(self.seen, num_learned, self.ranks)
         drawn = self.draw(window_edge, num_events) if replay is None else replay
-        past = [*self.tail, *self.replay.named(drawn)]
+        past = [*self.tail, *self.replay.chunks_of(drawn)]
         steps = planned_steps(self.ranks, self._edges, self.seen, weights, past, self._labels)
         epochs = epochs or self._settings.epochs_of(num_events)
         # 2. Train.
@@ -345,7 +345,7 @@ class Learner:
         loss = math.nan
         self._steps = (0, passes * len(steps))
         pads = self._step_graphs() is not None
-        prepare = partial(prepared, transfer=self.transfer, pads=pads)
+        prepare = partial(prepare_step, transfer=self.transfer, pads=pads)
         for epoch, ready in enumerate(self.transfer.epochs(passes, steps, prepare)):
             loss = self._epoch(ready, dropout_key(self._training.seed, window_edge, epoch))
         return loss

@@ -60,7 +60,7 @@ class LearningSettings:
         return min(max(epochs, wanted), MORE_EPOCHS * epochs)
 
     @property
-    def fixed(self) -> dict[str, Any]:
+    def resume_settings(self) -> dict[str, Any]:
         """The settings that must be equal for training to continue: see `fixed_settings`."""
         return fixed_settings(self.model, self.windows.width_seconds)
 

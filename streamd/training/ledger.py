@@ -301,7 +301,7 @@ class Ledger:
                 champion=contest.version,
                 shadow=contest.shadow.name if contest.shadow else "",
                 compared=list(astuple(contest.compared)),
-                settings=self._settings.fixed,
+                settings=self._settings.resume_settings,
                 build=build_facts(learner.model.device.type),
                 replay=learner.replay.index(),
                 tail=[c.first_edge for c in learner.tail],

@@ -31,11 +31,11 @@ class LabelScores(NamedTuple):
     set_L: Int64
 
     @classmethod
-    def joined(cls, parts: Sequence["LabelScores"]) -> "LabelScores":
+    def join(cls, parts: Sequence["LabelScores"]) -> "LabelScores":
         """The labels of several chunks; at least one chunk is required."""
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def gathered(self, ranks: Ranks) -> "LabelScores":
+    def gather(self, ranks: Ranks) -> "LabelScores":
         """The labels of all ranks."""
         return LabelScores(*(ranks.gather(column) for column in self))
 

@@ -46,7 +46,7 @@ class ReplayChunk:
     num_events: int
 
     @classmethod
-    def joined(cls, parts: Sequence["ReplayChunk"]) -> "ReplayChunk":
+    def join(cls, parts: Sequence["ReplayChunk"]) -> "ReplayChunk":
         """Join the shares of all ranks into the whole chunk."""
         inputs, state_MD = joined([(part.inputs, part.state_MD) for part in parts])
         return cls(parts[0].first_edge, inputs, state_MD, parts[0].num_events)
@@ -65,14 +65,14 @@ class ReplayChunk:
         return {**self.inputs.tensors(), "state_MD": self.state_MD.contiguous()}
 
     @classmethod
-    def restored(cls, first_edge: int, tensors: dict[str, Tensor]) -> "ReplayChunk":
+    def from_tensors(cls, first_edge: int, tensors: dict[str, Tensor]) -> "ReplayChunk":
         """Build a whole chunk from named tensors. Removes `state_MD` from `tensors`. Raises:
         KeyError."""
         state = tensors.pop("state_MD")
         inputs = LinkInputs.restored(tensors)
         return cls(first_edge, inputs, state, inputs.num_events)
 
-    def widened(self, made_on: Schema, schema: Schema) -> "ReplayChunk | None":
+    def widen(self, made_on: Schema, schema: Schema) -> "ReplayChunk | None":
         """The chunk under a schema; the same object if it was recorded under that schema.
 
         made_on: the older schema that the chunk may have been recorded under. Returns: None if the
@@ -92,8 +92,8 @@ def whole_chunk(chunk: ReplayChunk, ranks: Ranks) -> ReplayChunk | None:
     parts = ranks.tensors_to_first(chunk.tensors())
     if parts is None:
         return None
-    shares = [ReplayChunk.restored(chunk.first_edge, part) for part in parts]
-    return replace(ReplayChunk.joined(shares), num_events=chunk.num_events)
+    shares = [ReplayChunk.from_tensors(chunk.first_edge, part) for part in parts]
+    return replace(ReplayChunk.join(shares), num_events=chunk.num_events)
 
 
 class ReplayStore:
@@ -191,7 +191,7 @@ class ReplayStore:
             left -= self._chunks[i].num_events
         return drawn
 
-    def named(self, first_edges: Sequence[int]) -> list[ReplayChunk]:
+    def chunks_of(self, first_edges: Sequence[int]) -> list[ReplayChunk]:
         """The chunks with these first event ids, in this order. Raises: KeyError for an unknown
         id."""
         by_edge = {chunk.first_edge: chunk for chunk in self._chunks}
@@ -240,10 +240,10 @@ class ReplayStore:
         for name in self._fitting(names, index["offered"]):
             try:
                 arrays = unpack(self._file(name))[0]
-                read = ReplayChunk.restored(
+                read = ReplayChunk.from_tensors(
                     name, {n: torch.from_numpy(a) for n, a in arrays.items()}
                 )
-                chunk = read.widened(made_on, schema)
+                chunk = read.widen(made_on, schema)
                 if chunk is None:
                     num_left_out += 1
                     continue

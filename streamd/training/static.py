@@ -136,7 +136,7 @@ class StaticTraining:
             begun = time.perf_counter()
             with memory_for("static training"):
                 loss = self._epoch(number) if number else math.nan
-                valid = self.measured(self.valid, f"epoch {number}, validation")
+                valid = self.measure(self.valid, f"epoch {number}, validation")
             done = Epoch(number=number, loss=loss, valid=valid, seconds=time.perf_counter() - begun)
             if not self.epochs or valid["mrr"] > self.best.valid["mrr"]:
                 self._best = self._weights()
@@ -148,10 +148,10 @@ class StaticTraining:
         """The epoch with the highest MRR on the validation edges."""
         return max(self.epochs, key=lambda epoch: epoch.valid["mrr"])
 
-    def tested(self) -> Measures:
+    def test_best(self) -> Measures:
         """Restore the best weights in the model, and measure the test edges."""
         self.model.restore(self._best)
-        return self.measured(self.test, "test")
+        return self.measure(self.test, "test")
 
     def write(self, folder: Path, test: Measures) -> None:
         """Write a folder with the best weights, model.safetensors, and their manifest.json. test:
@@ -185,7 +185,7 @@ class StaticTraining:
         """Train on the edges once, in a seeded order. Returns: mean loss."""
         # Edges with a negative, in a different order for each epoch.
         _, dst, _ = self._ends(self.train)
-        train = self.train[self._pool.has_others(dst, self._num_known(dst))]
+        train = self.train[self._pool.has_others(dst, self._num_destinations(dst))]
         order = np.random.default_rng([self._training.seed, number]).permutation(len(train))
         steps = [train[order[a : a + BATCH_EDGES]] for a in range(0, len(order), BATCH_EDGES)]
 
@@ -194,7 +194,7 @@ class StaticTraining:
         # A tensor on the device: reading each loss would wait for the GPU.
         total = torch.zeros((), dtype=torch.float64, device=self._transfer.device)
         numbered = [(number * len(steps) + i, events) for i, events in enumerate(steps)]
-        for done, inputs in enumerate(self._transfer.ahead(numbered, self.prepared), 1):
+        for done, inputs in enumerate(self._transfer.ahead(numbered, self.prepare), 1):
             with self._transfer.autocast():
                 logits_EC = self.model(inputs, inputs.no_state_MD)
             loss = link_loss(logits_EC.float(), inputs.weight_E, inputs.is_candidate_EC)
@@ -215,11 +215,11 @@ class StaticTraining:
         one_hot = np.eye(sets, dtype=np.float32)[self._log.edge_sets_of(event)]
         return one_hot[:, None].repeat(num_candidates, 1)
 
-    def _num_known(self, dst: Int64) -> Int64:
+    def _num_destinations(self, dst: Int64) -> Int64:
         """Number of nodes of each destination's set that are destinations of training edges."""
         return self._pool.known_before(np.broadcast_to(self._cut_us, dst.shape), dst)
 
-    def prepared(self, step: tuple[int, Int64]) -> LinkInputs:
+    def prepare(self, step: tuple[int, Int64]) -> LinkInputs:
         """Make the inputs of a step's edges on the device, with negatives and neighborhoods.
 
         The step's own edges are masked in the neighborhoods: a model that sees them would learn to
@@ -228,7 +228,7 @@ class StaticTraining:
         # Negatives.
         number, event = step
         src, dst, _ = self._ends(event)
-        known = self._num_known(dst)
+        known = self._num_destinations(dst)
         negatives = self._pool.draw(event, dst, known, NUM_LEARNED, LEARNED_SEED + number)
         asked = np.concatenate([src[:, None], dst[:, None], negatives], 1)
 
@@ -247,7 +247,7 @@ class StaticTraining:
         return self._transfer.inputs(replace(inputs, hops=hops))
 
     @torch.no_grad()
-    def measured(self, event: Int64, part: str) -> Measures:
+    def measure(self, event: Int64, part: str) -> Measures:
         """Measure edges, each against 100 destinations known before it. part: name for the
         progress."""
         # Edges with a negative; a sample if there are too many.

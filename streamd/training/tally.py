@@ -104,7 +104,7 @@ class Tally:
         """Scores by the shadow, float32[E, 101]; None if there is none to compare."""
         return np.concatenate(self._scores["shadow"]) if "shadow" in self._scores else None
 
-    def gathered(self, ranks: Ranks) -> "Tally":
+    def gather(self, ranks: Ranks) -> "Tally":
         """Gather the scores of all ranks, by event id; each rank has its shares of the chunks."""
         if ranks.size == 1:
             return self
@@ -127,7 +127,7 @@ class Tally:
         }
         return whole
 
-    def measured(
+    def measure(
         self,
         incumbent: tuple[Int64, Float32, Novelty] | None,
         nightly: NightlyScores | None,
@@ -172,7 +172,7 @@ class Tally:
         # Labels.
         node_sets = {}
         if labels:
-            all_labels = LabelScores.joined(labels)
+            all_labels = LabelScores.join(labels)
             target_LT, set_L = all_labels.target_LT, all_labels.set_L
             predicted = {
                 "labels": all_labels.predicted_LT,

@@ -205,7 +205,7 @@ class Trainer:
             learned = self.learner.learn(step.range.first_edge, step.epochs, step.replay)
 
         # 4. Publish the result, or roll back to the shadow.
-        outcome = self._hand_over(step, verdict, learned, scored[-1].table)
+        outcome = self._publish_or_roll_back(step, verdict, learned, scored[-1].table)
         self.position = TrainerPosition(step.range.end_edge, step.range.first_edge)
         times = begun_at, scored_at, time.monotonic()
 
@@ -251,7 +251,7 @@ class Trainer:
                 tally.add(chunk, logits_EC if step.version else None, shadow_EC)
 
         # Gather the events of all ranks, and compare with the shadow over them.
-        tally = tally.gathered(self._ranks)
+        tally = tally.gather(self._ranks)
         if (shadow_EC := tally.shadow_EC) is not None:
             self.contest.compare(tally.live_EC, shadow_EC, tally.novelty.known_E)
 
@@ -265,11 +265,11 @@ class Trainer:
             of_night = self.nightly.score(tally.event_E, on_chunk)
         labels = self.learner.label_scores[num_labelled:]
         if labels:
-            labels = [LabelScores.joined(labels).gathered(self._ranks)]
-        scored = tally.measured(incumbent, of_night, labels, self._settings.model.labels)
+            labels = [LabelScores.join(labels).gather(self._ranks)]
+        scored = tally.measure(incumbent, of_night, labels, self._settings.model.labels)
         return scored._replace(num_late=num_late(self.log, window))
 
-    def _hand_over(
+    def _publish_or_roll_back(
         self, step: Step, verdict: Verdict, learned: TrainResult | None, scores: dict[str, Measures]
     ) -> PublishResult:
         """Publish the result of the training, or roll back. scores: of the step's last window.

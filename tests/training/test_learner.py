@@ -12,7 +12,7 @@ from streamd.gpu.device import fix_torch
 from streamd.graph.ranking import ranks
 from streamd.models import link_loss
 from streamd.models.architectures import ARCHITECTURES
-from streamd.training.batches import prepared
+from streamd.training.batches import prepare_step
 from streamd.training.learner import Learner
 from streamd.training.measures import measures
 from streamd.training.recorder import Recorder
@@ -108,7 +108,7 @@ def test_a_recorded_chunk_replays_to_the_loss_of_its_first_visit(tmp_path):
     with torch.no_grad():
         replayed = [float(link_loss(learner.model(r.inputs, r.state_MD), r.inputs.weight_E)) for r in learner.seen]
     np.testing.assert_allclose(replayed, first, rtol=1e-5)
-    twice = [ReplayChunk.restored(r.first_edge, dict(r.tensors())) for r in learner.seen]
+    twice = [ReplayChunk.from_tensors(r.first_edge, dict(r.tensors())) for r in learner.seen]
     assert all(torch.equal(a.state_MD, b.state_MD) for a, b in zip(twice, learner.seen, strict=True))
 
 
@@ -262,10 +262,10 @@ def learned_with_room(s, log, room, monkeypatch):
 
     def counted(step, transfer, pads):
         calls["prepared"] += 1
-        return prepared(step, transfer, pads)
+        return prepare_step(step, transfer, pads)
 
     learner.transfer.has_room = has_room
-    monkeypatch.setattr("streamd.training.learner.prepared", counted)
+    monkeypatch.setattr("streamd.training.learner.prepare_step", counted)
     for window in windows(log):
         learner.begin()
         for chunk in recorder.chunks(window):

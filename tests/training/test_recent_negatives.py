@@ -55,7 +55,7 @@ def test_the_tail_and_what_is_replayed_keep_how_often_each_was_drawn(path):
     assert learner.tail and learner.replay.chunks
     for chunk in (*learner.tail, *learner.replay.chunks):
         assert chunk.inputs.log_draws_EC.any(1).all()
-        again = ReplayChunk.restored(chunk.first_edge, chunk.tensors())
+        again = ReplayChunk.from_tensors(chunk.first_edge, chunk.tensors())
         assert torch.equal(again.inputs.log_draws_EC, chunk.inputs.log_draws_EC)
 
 

@@ -21,7 +21,7 @@ def windows(rng, number, loss=0.0):
     compared, verdicts = Comparison(), []
     champion, shadow = ranks_of(rng, (number, WINDOW), loss)
     for hour in range(number):
-        compared = compared.added(champion[hour], shadow[hour])
+        compared = compared.with_events(champion[hour], shadow[hour])
         verdict, _ = judge(compared, ENOUGH)
         if verdict != "open":
             verdicts.append((hour + 1, verdict))
@@ -53,7 +53,7 @@ def test_models_that_differ_in_their_seed_alone_are_never_worse_on_real_streams(
             for n, first in ((ENOUGH, ENOUGH), (5000, 0), (10_000, 0)):  # models learn the first events at unlike speed
                 for a in range(first, len(champion) - n + 1, n):
                     part = slice(a, a + n)
-                    compared = Comparison().added(champion[part], shadow[part])
+                    compared = Comparison().with_events(champion[part], shadow[part])
                     error = np.std(champion[part] - shadow[part]) / np.sqrt(n)
                     only_errors += compared.mean < -NUM_SPREADS * error
                     assert judge(compared, ENOUGH)[0] == "proven"
@@ -65,7 +65,7 @@ def test_the_comparison_is_that_of_all_events_at_once():
     champion, shadow = ranks_of(rng, (1, 3000))
     parts = Comparison()
     for a, b in ((0, 1), (1, 700), (700, 3000)):
-        parts = parts.added(champion[0, a:b], shadow[0, a:b])
+        parts = parts.with_events(champion[0, a:b], shadow[0, a:b])
     d = (champion - shadow)[0]
     assert parts.num_events == 3000 and np.isclose(parts.mean, d.mean())
     assert judge(parts, 3001)[0] == "open"

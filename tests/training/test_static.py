@@ -50,7 +50,7 @@ def log_of_groups(tmp_path_factory):
 def test_a_static_graph_is_learned_well_above_chance(log_of_groups, name, tmp_path):
     made = training(log_of_groups, name)
     untrained, *rest = made.run(20)
-    test = made.tested()
+    test = made.test_best()
     assert np.isnan(untrained.loss) and rest[-1].loss < 0.7 * rest[0].loss
     assert made.best.valid["mrr"] == max(e.valid["mrr"] for e in made.epochs) > 2 * untrained.valid["mrr"]
     assert test["mrr"] > 4 * CHANCE
@@ -81,7 +81,7 @@ def test_edges_are_split_by_time_and_equal_times_stay_together(tmp_path):
 def test_neither_edges_that_validate_and_test_nor_those_of_the_step_are_sampled(log_of_groups):
     made = training(log_of_groups, "sage")
     event = made.train[:300]
-    inputs = made.prepared((1, event))
+    inputs = made.prepare((1, event))
     assert inputs.hops[0].mask_UK.any()
     for hop in inputs.hops:
         assert not np.isin(hop.eid_UK[hop.mask_UK].numpy(), event).any()

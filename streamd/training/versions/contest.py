@@ -133,7 +133,7 @@ class Contest:
         float32[E, 101]. known_E: bool[E], whether each event's destination was known; only these
         count.
         """
-        self.compared = self.compared.added(
+        self.compared = self.compared.with_events(
             1 / ranks(live_EC[known_E]), 1 / ranks(shadow_EC[known_E])
         )
 

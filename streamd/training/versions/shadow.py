@@ -76,7 +76,9 @@ class Comparison:
     sum_squares: float = 0.0
     sum_shadow: float = 0.0
 
-    def added(self, champion_E: NDArray[np.float64], shadow_E: NDArray[np.float64]) -> "Comparison":
+    def with_events(
+        self, champion_E: NDArray[np.float64], shadow_E: NDArray[np.float64]
+    ) -> "Comparison":
         """The comparison with more events. champion_E, shadow_E: reciprocal ranks of the same
         events."""
         difference_E = champion_E - shadow_E
