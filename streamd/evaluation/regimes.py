@@ -290,7 +290,7 @@ class Regimes:
         if "frozen" in self._running and edge < self._cut:
             self._learn("frozen", edge)
         elif "frozen" in self._running:
-            self.learners["frozen"].observe()
+            self.learners["frozen"].update_statistics()
 
     def _begin_alike(self, edge: int) -> None:
         """Train on all events before the cut, and let every regime begin as a copy of that

@@ -50,13 +50,13 @@ class RecordedLabels:
 class PlannedStep:
     """A training step as it was recorded, before its transfer to the device.
 
-    weight_E: float32[E], weights of the chunk's events.
+    chunk: its inputs; None if none of its events was scored. weight_E: float32[E], their weights.
     past: joined inputs of the replayed chunks and the states of their nodes, as one pair, or empty.
     own_events, past_events: sums of weights over all ranks.
     """
 
     edges: EdgeRows
-    seen: ReplayChunk | None
+    chunk: ReplayChunk | None
     weight_E: Tensor
     past: list[tuple[LinkInputs, Tensor]]
     labels: RecordedLabels | None
@@ -67,7 +67,7 @@ class PlannedStep:
 def planned_steps(
     ranks: Ranks,
     edges: Sequence[EdgeRows],
-    seen: Sequence[ReplayChunk | None],
+    chunks: Sequence[ReplayChunk | None],
     weights: Sequence[Tensor],
     past: Sequence[ReplayChunk],
     labels: Sequence[RecordedLabels | None],
@@ -82,14 +82,14 @@ def planned_steps(
     # Sum the weights of each step over all ranks: losses are divided by the sums.
     own = [
         0.0 if s is None else float(s.inputs.weighted(w).weight_E.sum())
-        for s, w in zip(seen, weights, strict=True)
+        for s, w in zip(chunks, weights, strict=True)
     ]
     of_past = [sum(float(inputs.weight_E.sum()) for inputs, _ in join) for join in joins]
     totals = ranks.total([*own, *of_past])
     pairs = zip(totals[: len(own)], totals[len(own) :], strict=True)
     return [
         PlannedStep(*step, *events)
-        for *step, events in zip(edges, seen, weights, joins, labels, pairs, strict=True)
+        for *step, events in zip(edges, chunks, weights, joins, labels, pairs, strict=True)
     ]
 
 
@@ -101,8 +101,8 @@ def prepare_step(step: PlannedStep, transfer: DeviceTransfer, pads: bool) -> Ste
     """
     learned = [inputs for inputs, _ in step.past]
     own = None
-    if step.seen is not None and step.own_events:
-        own = step.seen.inputs.weighted(step.weight_E)
+    if step.chunk is not None and step.own_events:
+        own = step.chunk.inputs.weighted(step.weight_E)
         learned.append(own)
     there = [transfer.inputs(inputs) for inputs in learned]
     labels = step.labels

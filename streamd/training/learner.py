@@ -104,12 +104,13 @@ class Learner:
         # `label_scores` have one per scored or labelled chunk.
         self._start = self.memory
         self._edges: list[EdgeRows] = []
-        self.seen: list[ReplayChunk | None] = []
+        self.window_chunks: list[ReplayChunk | None] = []
         """Inputs to train on, for each chunk; None for a chunk without scored events. Other objects
         only read it."""
         self.logits: list[Float32] = []
-        """For each chunk in `seen` that is not None: logits of the candidates for training,
-        float32[E, 11], before the training, -inf for no candidate. Other objects only read them."""
+        """For each chunk in `window_chunks` that is not None: logits of the candidates for
+        training, float32[E, 11], before the training, -inf for no candidate. Other objects only
+        read them."""
         self._new_counts: list[Tensor] = []  # of each scored chunk
         self._labels: list[RecordedLabels | None] = []
         self.label_scores: list[LabelScores] = []
@@ -129,7 +130,7 @@ class Learner:
         """Start a window: `learn` trains on the chunks that are scored from here on."""
         self._start = self.memory.copy()
         self._edges = []
-        self.seen = []
+        self.window_chunks = []
         self.logits = []
         self._new_counts = []
         self._labels = []
@@ -145,12 +146,12 @@ class Learner:
         no candidate.
         """
         with self._over(self.memory, chunk.edges) as updated_PD:
-            logits_EC, seen = self._score_events(chunk, updated_PD)
+            logits_EC, kept = self._score_events(chunk, updated_PD)
             self._score_labels(chunk, updated_PD)
         labels = chunk.labels
         self._labels.append(None if labels is None else RecordedLabels(labels, chunk.num_labels))
         self._edges.append(chunk.edges)
-        self.seen.append(seen)
+        self.window_chunks.append(kept)
         return logits_EC
 
     def _score_events(self, chunk: Chunk, updated_PD: Tensor) -> tuple[Float32, ReplayChunk | None]:
@@ -163,8 +164,8 @@ class Learner:
         self.logits.append(logits_EC[:, LEARNED])
         num_sets, has_learned = self.model.schema.num_edge_sets, self.num_learned > 0
         self._new_counts.append(chunk.new_counts(logits_EC[:, SCORED], num_sets, has_learned))
-        seen = ReplayChunk(chunk.first_edge, chunk.learn, state_MD, chunk.num_events)
-        return logits_EC[:, SCORED], seen
+        kept = ReplayChunk(chunk.first_edge, chunk.learn, state_MD, chunk.num_events)
+        return logits_EC[:, SCORED], kept
 
     def _score_labels(self, chunk: Chunk, updated_PD: Tensor) -> None:
         if chunk.labels is None or self.model.label_head is None:
@@ -201,26 +202,28 @@ class Learner:
         those of `LearningSettings.epochs_of`. replay: ids of past chunks; None draws them.
         Returns: None if only the rate of new destinations could be updated.
         """
-        seen = [s for s in self.seen if s is not None]
-        weight_of = self.ranks.total([float(s.inputs.weight_E.sum()) for s in seen])
+        scored = [s for s in self.window_chunks if s is not None]
+        weight_of = self.ranks.total([float(s.inputs.weight_E.sum()) for s in scored])
         if not any(weight_of):
             self.model.new_destinations.observe(self._new_counts, self.ranks)
             self._advance_all()
             return None
 
-        # 1. Keep a backup for `refuse`, then update the statistics.
+        # 1. Keep a backup for `undo_training`, then update the statistics.
         backup = copy_of((self.model.state_dict(), self.optimizer.state_dict()))
-        self.observe()
-        num_events = sum(s.num_events for s in seen)
+        self.update_statistics()
+        num_events = sum(s.num_events for s in scored)
         num_learned = num_events - int(num_events * self._training.tail_share)
-        weights = learned_weights(self.seen, num_learned, self.ranks)
+        weights = learned_weights(self.window_chunks, num_learned, self.ranks)
         drawn = self.draw(window_edge, num_events) if replay is None else replay
         past = [*self.tail, *self.replay.chunks_of(drawn)]
-        steps = planned_steps(self.ranks, self._edges, self.seen, weights, past, self._labels)
+        steps = planned_steps(
+            self.ranks, self._edges, self.window_chunks, weights, past, self._labels
+        )
         epochs = epochs or self._settings.epochs_of(num_events)
         # 2. Train.
         loss = run_freeing_memory(
-            partial(self._passes, epochs, window_edge, steps),
+            partial(self._train_epochs, epochs, window_edge, steps),
             # The cheapest saving first; none for several ranks: they could not know of a retry.
             (*self.transfer.savings, self.free_device_memory) if self.ranks.size == 1 else (),
             partial(self._start_over, backup),
@@ -230,17 +233,17 @@ class Learner:
         check_equal_weights(self.model, self.ranks)
 
         # 3. Validate on the held-out tail, and move memory under the new weights.
-        self.tail = held_out_chunks(self.seen, weights, num_learned)
+        self.tail = held_out_chunks(self.window_chunks, weights, num_learned)
         tail, tail_is_finite = self._check_tail(weights)
         self._advance_all()
         # 4. Restore everything if any value is not finite.
         finite = math.isfinite(loss) and tail_is_finite and self.model.is_finite
         finite = self.ranks.all(finite and self.memory.is_finite(self._start))
         if not finite:
-            self.refuse()
+            self.undo_training()
 
         # 5. From here on the window belongs to the past.
-        for chunk, weight in zip(seen, weight_of, strict=True):
+        for chunk, weight in zip(scored, weight_of, strict=True):
             if weight:
                 self.replay.offer(chunk)
         self.num_learned += 1
@@ -250,7 +253,7 @@ class Learner:
     def _start_over(self, backup: Backup) -> None:
         """Undo the changes of an interrupted training."""
         self.restore_weights(*backup)
-        self.observe()
+        self.update_statistics()
 
     @property
     def learning_rate(self) -> float:
@@ -305,14 +308,14 @@ class Learner:
         self.replay.drop_deleted(deletions)
 
     @memory_for("moving memory")
-    def refuse(self) -> None:
+    def undo_training(self) -> None:
         """Restore the weights and the optimizer from before `learn`, and memory under them. The
         tail, replay and `num_learned` do not go back.
 
         Raises: ValueError if `learn` did not train since `begin`.
         """
         if self._backup is None:
-            raise ValueError("Nothing was learned since `begin`: there is nothing to refuse.")
+            raise ValueError("Nothing was learned since `begin`: there is nothing to undo.")
         self.restore_weights(*self._backup)
         self._advance_all()
 
@@ -328,11 +331,11 @@ class Learner:
             self.optimizer.load_state_dict(copy_of(optimizer))
         self.model.eval()
 
-    def observe(self) -> None:
+    def update_statistics(self) -> None:
         """Update the running statistics by the chunks scored since `begin`."""
-        for edges, seen in zip(self._edges, self.seen, strict=True):
-            if seen is not None:
-                self.model.observe(seen.inputs, edges, self.ranks)
+        for edges, chunk in zip(self._edges, self.window_chunks, strict=True):
+            if chunk is not None:
+                self.model.observe(chunk.inputs, edges, self.ranks)
         self.model.new_destinations.observe(self._new_counts, self.ranks)
         for labels in self._labels:
             if labels is not None and self.model.label_head is not None:
@@ -340,7 +343,7 @@ class Learner:
                 set_L = self.ranks.gather(labels.inputs.set_L)
                 self.model.label_head.observe(target_LT, set_L)
 
-    def _passes(self, passes: int, window_edge: int, steps: list[PlannedStep]) -> float:
+    def _train_epochs(self, passes: int, window_edge: int, steps: list[PlannedStep]) -> float:
         """Train for `passes` epochs. Returns: the last epoch's loss."""
         loss = math.nan
         self._steps = (0, passes * len(steps))
@@ -403,7 +406,7 @@ class Learner:
         finite."""
         held = [
             ((1 - w) * s.inputs.weight_E > 0).numpy()
-            for s, w in zip(self.seen, weights, strict=True)
+            for s, w in zip(self.window_chunks, weights, strict=True)
             if s is not None
         ]
         before_EC = gather_logits(
@@ -411,7 +414,7 @@ class Learner:
         )
         after = [self._logits_of(t) for t in self.tail]
         after_EC = gather_logits(self.ranks, [logits for logits, _ in after])
-        inputs = [s.inputs for s in self.seen if s is not None]
+        inputs = [s.inputs for s in self.window_chunks if s is not None]
         by_rule = [ranked_by_rules(i, h) for i, h in zip(inputs, held, strict=True)]
         of_rules = [gather_logits(self.ranks, [part[name] for part in by_rule]) for name in RULES]
         measured = tail_measures(before_EC, after_EC, of_rules)

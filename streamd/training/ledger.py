@@ -57,8 +57,8 @@ FOLDER = "train"
 """The trainer's folder in the data directory."""
 MEMORY = "memory"
 """Folder of the memory's files, in the trainer's folder; versions and checkpoints link to them."""
-KEEP_SECONDS = 1.0
-"""Minimum interval of two calls of `keep` while compaction waits: each reads every version's
+HOLD_SECONDS = 1.0
+"""Minimum interval of two calls of `write_hold` while compaction waits: each reads every version's
 manifest."""
 
 
@@ -139,7 +139,7 @@ class Ledger:
 
     # Before a step
 
-    def begun(self) -> attempts.Attempt:
+    def last_attempt(self) -> attempts.Attempt:
         """Read the newest attempt, perhaps from before a restart."""
         last = attempts.last_attempt(self._folder)
         return attempts.Attempt(*self._ranks.broadcast(astuple(last)))
@@ -279,7 +279,7 @@ class Ledger:
         self.checkpoint_memory.sweep()
         self._version_memory.sweep()
         # 3. The log before the new position.
-        self.keep(position)
+        self.write_hold(position)
 
     def save(
         self, position: TrainerPosition, learner: Learner, contest: Contest, nightly: Nightly
@@ -310,12 +310,12 @@ class Ledger:
             ),
         )
 
-    def keep(self, position: TrainerPosition) -> None:
+    def write_hold(self, position: TrainerPosition) -> None:
         """Write the hold for a position, so that the log keeps the events that a restart needs.
         Before it, store facts if due, and drop the versions that a compaction request makes
         stale."""
         if self._hold is not None:
-            self._hold.keep(position)
+            self._hold.write(position)
         self._hold_log_here()
 
     def _hold_log_here(self) -> None:
@@ -333,10 +333,10 @@ class Ledger:
         asked: int | None = self._ranks.broadcast(self._hold and self._hold.compaction_request())
         return asked
 
-    def should_keep(self) -> bool:
-        """Whether compaction waits and the last call of `keep` was at least KEEP_SECONDS ago."""
+    def should_write_hold(self) -> bool:
+        """Whether compaction waits and the hold was last written at least HOLD_SECONDS ago."""
         is_due = self._hold is not None and (
-            time.monotonic() - self._hold.kept_at >= KEEP_SECONDS
+            time.monotonic() - self._hold.written_at >= HOLD_SECONDS
             and self._hold.compaction_request() is not None
         )
         return bool(self._ranks.broadcast(is_due))

@@ -99,7 +99,7 @@ class Resumption:
         # 5. The incumbent.
         self._contest.restore_incumbent()
         # 6. The hold.
-        self._ledger.keep(self.position)
+        self._ledger.write_hold(self.position)
         logger.info(
             "trainer_started",
             edge=event,

@@ -24,8 +24,8 @@ class RetentionHold:
         self._versions = versions
         self._live = live
         self._restart = RestartPoint(paths.learned, paths.role, live)
-        self.kept_at = 0.0
-        """Time of the last call of `keep`, seconds of the monotonic clock."""
+        self.written_at = 0.0
+        """Time of the last call of `write`, seconds of the monotonic clock."""
 
     @property
     def written(self) -> Hold:
@@ -40,7 +40,7 @@ class RetentionHold:
         """Id of the event before which compaction was requested; None without a request."""
         return self._restart.compaction_request()
 
-    def keep(self, position: TrainerPosition) -> None:
+    def write(self, position: TrainerPosition) -> None:
         """Write a hold for a position, which the facts have reached too.
 
         1. Store the facts if due: the hold advances no further than durable facts.
@@ -48,7 +48,7 @@ class RetentionHold:
         3. Write the hold. Before step 2, it could report data as purged that a stale version still
            has.
         """
-        self.kept_at = time.monotonic()
+        self.written_at = time.monotonic()
         # 1. Facts.
         if self._restart.is_due(position.event):
             self._restart.store(self._live.facts)

@@ -146,16 +146,16 @@ class Trainer:
                     self.process(*windows)
                     continue
                 self._touch("waiting")
-                if self._ledger.should_keep():
+                if self._ledger.should_write_hold():
                     self._renew_shadow()
-                    self._ledger.keep(self.position)
+                    self._ledger.write_hold(self.position)
                 stop.wait(POLL_SECONDS)
             return True
         return False
 
     def due(self) -> list[Window]:
         """The windows to train on next: see `due_windows`."""
-        return due_windows(self.log, self._settings, self._ledger.begun(), self.edge)
+        return due_windows(self.log, self._settings, self._ledger.last_attempt(), self.edge)
 
     def process(self, *windows: Window) -> WindowRecord:
         """Score each window, train on them as one, publish, record each window, and write one
@@ -333,7 +333,7 @@ class Trainer:
 
         # If the gate refuses it, restore the weights from before the step.
         if outcome.refused:
-            learner.refuse()
+            learner.undo_training()
         self._ledger.prove(self.contest.after(outcome))
         return outcome
 
@@ -402,7 +402,7 @@ class Trainer:
             )
             self._checkpoint()
             self._ledger.prove(proof)
-            self._ledger.keep(self.position)
+            self._ledger.write_hold(self.position)
 
     def _checkpoint(self) -> None:
         self._ledger.checkpoint(self.position, self.learner, self.contest, self.nightly)

@@ -166,7 +166,7 @@ class Run:
             if live:
                 self.learner.learn(window.first_edge)
             else:
-                self.learner.observe()
+                self.learner.update_statistics()
             on_window(window.end_edge)
         self.recorder.sight = fresh
         assert np.isfinite(out).all(), "every event is scored"

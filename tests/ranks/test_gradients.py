@@ -60,7 +60,7 @@ def gradients(path, ranks, name):
             edges = dataclasses.replace(chunk.edges, features_ED=chunk.edges.features_ED.astype(np.float64), _last={})
             learner.score(dataclasses.replace(chunk, edges=edges, score=doubled(chunk.score), learn=doubled(chunk.learn)))
         if number == 0:
-            learner.observe()
+            learner.update_statistics()
     step = learner.optimizer.step
 
     def watched():

@@ -48,7 +48,7 @@ def scored(s, ranks, learn=False):
             if chunk.score is not None:
                 out.append((chunk.score.event_E.numpy(), logits))
         if number == 0:
-            learner.observe()
+            learner.update_statistics()
         if learn:
             learner.learn(window.first_edge)
     memory = learner.memory

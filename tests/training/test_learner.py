@@ -106,10 +106,10 @@ def test_a_recorded_chunk_replays_to_the_loss_of_its_first_visit(tmp_path):
         logits = learner.logits[-1]
         first.append(float(link_loss(torch.from_numpy(logits), torch.ones(len(logits)))))
     with torch.no_grad():
-        replayed = [float(link_loss(learner.model(r.inputs, r.state_MD), r.inputs.weight_E)) for r in learner.seen]
+        replayed = [float(link_loss(learner.model(r.inputs, r.state_MD), r.inputs.weight_E)) for r in learner.window_chunks]
     np.testing.assert_allclose(replayed, first, rtol=1e-5)
-    twice = [ReplayChunk.from_tensors(r.first_edge, dict(r.tensors())) for r in learner.seen]
-    assert all(torch.equal(a.state_MD, b.state_MD) for a, b in zip(twice, learner.seen, strict=True))
+    twice = [ReplayChunk.from_tensors(r.first_edge, dict(r.tensors())) for r in learner.window_chunks]
+    assert all(torch.equal(a.state_MD, b.state_MD) for a, b in zip(twice, learner.window_chunks, strict=True))
 
 
 def test_the_held_out_tail_is_learned_with_the_next_window(tmp_path):
@@ -143,7 +143,7 @@ def test_the_last_events_of_a_window_are_not_learned_with_it(tmp_path, monkeypat
     learner.begin()
     for chunk in recorder.chunks(window):
         learner.score(chunk)
-    wanted = torch.cat([chunk.inputs.weight_E for chunk in learner.seen if chunk is not None])
+    wanted = torch.cat([chunk.inputs.weight_E for chunk in learner.window_chunks if chunk is not None])
     num_tail = int(len(wanted) * 0.25)
     assert wanted[-num_tail:].any() and wanted[:-num_tail].any()
     wanted[-num_tail:] = 0
@@ -160,8 +160,8 @@ def spoil_a_fact(learner, chunks, monkeypatch):
 
 
 def spoil_a_statistic(learner, chunks, monkeypatch):
-    observe = learner.observe
-    monkeypatch.setattr(learner, "observe", lambda: (observe(), learner.model.edge_stats.var[0].fill_(torch.inf)))
+    update = learner.update_statistics
+    monkeypatch.setattr(learner, "update_statistics", lambda: (update(), learner.model.edge_stats.var[0].fill_(torch.inf)))
 
 
 def spoil_memory(learner, chunks, monkeypatch):
@@ -205,17 +205,17 @@ def test_what_was_not_learned_cannot_be_refused(tmp_path):
     s, log = world(tmp_path, training__epochs=1)
     learner, recorder = Learner(learning(s), log, ReplayStore(None, 1, 0)), Recorder(learning(s), log)
     with pytest.raises(ValueError, match="nothing to refuse"):
-        learner.refuse()
+        learner.undo_training()
     window = next(windows(log))
     for chunk in recorder.chunks(window):
         learner.score(chunk)
     before = {name: value.clone() for name, value in learner.model.state_dict().items()}
     learner.learn(window.first_edge)
-    learner.refuse()
+    learner.undo_training()
     assert all(torch.equal(before[name], value) for name, value in learner.model.state_dict().items())
     learner.begin()
     with pytest.raises(ValueError, match="nothing to refuse"):
-        learner.refuse()
+        learner.undo_training()
 
 
 def test_where_a_gpu_lacks_memory_for_learning_room_is_made_and_the_window_learned_from_its_start(tmp_path, monkeypatch):
@@ -240,7 +240,7 @@ def test_where_a_gpu_lacks_memory_for_learning_room_is_made_and_the_window_learn
                 learner.score(chunk)
             learner.learn(window.first_edge)
         states = [{n: t.clone() for n, t in learner.model.state_dict().items()}]
-        learner.refuse()
+        learner.undo_training()
         return [*states, learner.model.state_dict(), *(v for v in learner.optimizer.state_dict()["state"].values())]
 
     second_epoch_of_the_last = 2 * len(chunks[1][1]) + len(chunks[2][1]) + 1

@@ -106,7 +106,7 @@ def test_graphs_go_with_the_optimizer_that_they_step(log, on):
     learner, _ = learned(log, "tgn", on, replays=True)
     graphs = learner._graphs
     assert graphs.are_of(learner.model, learner.optimizer) and learner._step_graphs() is graphs
-    learner.refuse()
+    learner.undo_training()
     assert learner._step_graphs() is not graphs
     learner.memory_step = lambda model, memory, chunk: LinkModel.over(model, memory, chunk)
     assert learner._step_graphs() is None

@@ -129,7 +129,7 @@ def test_no_training_step_waits_for_the_device(tmp_path, name, make):
         for chunk in recorder.chunks(window):
             learner.score(chunk)
         if edge:
-            learner._passes = on_fakes
+            learner._train_epochs = on_fakes
             with pytest.raises(StopIteration):
                 learner.learn(window.first_edge)
         else:

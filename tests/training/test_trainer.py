@@ -197,7 +197,7 @@ def test_a_shadow_that_compaction_takes_away_between_windows_is_not_missed_by_a_
     old = registry.shadow()
     assert old != registry.champion()
     ask_to_compact(tmp_path, registry.manifest(old).edge)
-    monkeypatch.setattr(ledger, "KEEP_SECONDS", 0)
+    monkeypatch.setattr(ledger, "HOLD_SECONDS", 0)
     trainer.run(StopAfterOneLook())
     assert registry.shadow() == registry.champion() and old not in registry.names()
     again, _, _ = make(tmp_path)
