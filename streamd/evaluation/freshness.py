@@ -12,18 +12,18 @@ from streamd.graph.facts.kernels import NEVER_LOG_SECONDS
 from streamd.graph.live import LiveGraph
 from streamd.graph.negatives import Pools
 from streamd.models import EdgeRows, LinkModel, Memory
-from streamd.training.sight import FreshSight
+from streamd.training.event_view import FreshView
 from streamd.windows import Window
 
 
-class StaleSight:
+class StaleView:
     """A view with facts that lag: they advance after every group of events of a chunk, or once a
     window.
 
     Neighbours and node features are fresh.
     """
 
-    def __init__(self, fresh: FreshSight, live: LiveGraph, every: int | None) -> None:
+    def __init__(self, fresh: FreshView, live: LiveGraph, every: int | None) -> None:
         """every: number of events after which facts advance; None: once a window."""
         self._fresh = fresh
         self._live = live
@@ -53,7 +53,7 @@ class StaleSight:
                 self._live.advance(part.src_E[a:b], part.dst_E[a:b], part.time_E[a:b])
         return np.concatenate(out)
 
-    def know(self, facts_AF: Float32) -> Bools:
+    def knows_destination(self, facts_AF: Float32) -> Bools:
         return destinations_in(facts_AF)
 
     def leave(self, rows: EdgeRows) -> None:
@@ -61,7 +61,7 @@ class StaleSight:
             self._live.advance(rows.src_E, rows.dst_E, rows.time_E)
 
 
-class NightlySight:
+class NightlyView:
     """A view with facts, neighbours and node features as of midnight, for a nightly model's day."""
 
     def __init__(self, live: LiveGraph, pool: Pools) -> None:
@@ -82,7 +82,7 @@ class NightlySight:
     def facts(self, part: EdgeRows, until: int, asked: Int64, candidates: Int64) -> Float32:
         return part.facts_now(self._live, asked, candidates)
 
-    def know(self, facts_AF: Float32) -> Bools:
+    def knows_destination(self, facts_AF: Float32) -> Bools:
         return destinations_in(facts_AF)
 
     def leave(self, rows: EdgeRows) -> None:

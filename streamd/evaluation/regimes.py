@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from streamd.evaluation.freshness import NightlySight, StaleSight, nightly_memory_step
+from streamd.evaluation.freshness import NightlyView, StaleView, nightly_memory_step
 from streamd.evaluation.label_scores import LabelRules
 from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64
@@ -30,12 +30,12 @@ from streamd.graph.facts.columns import LOG_SHARES, NUM_HALF_LIVES
 from streamd.graph.ranking import among_candidates
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import edgebank_scores, rule_scores
+from streamd.training.event_view import FreshView
 from streamd.training.learner import Learner
 from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import Measures, measures, scores_of_sets
 from streamd.training.recorder import Chunk, Recorder, prefetch
 from streamd.training.replay import ReplayStore
-from streamd.training.sight import FreshSight
 from streamd.windows import Window, is_mostly_late
 from streamd.windows.history import SetScores
 from streamd.windows.novelty import Novelty
@@ -124,8 +124,8 @@ class Regimes:
         # One recorder for the regimes with a live state, one for the nightly model.
         self._recorder = Recorder(settings, log)
         if stale_events != 0:
-            fresh = FreshSight(self._recorder.live)
-            self._recorder.sight = StaleSight(fresh, self._recorder.live, stale_events)
+            fresh = FreshView(self._recorder.live)
+            self._recorder.view = StaleView(fresh, self._recorder.live, stale_events)
         self._nightly_recorder = Recorder(settings, log) if "nightly" in names else None
 
         # A learner for each regime. A night replays as many events as the windows of its day
@@ -248,8 +248,8 @@ class Regimes:
         """
         if self._nightly_is_stale and self._nightly_recorder is not None:
             # The pool of fresh facts, so that nightly ranks the same negatives as the others.
-            pool = self._recorder.sight.pool_of(window)
-            self._nightly_recorder.sight = NightlySight(self._nightly_recorder.live, pool)
+            pool = self._recorder.view.pool_of(window)
+            self._nightly_recorder.view = NightlyView(self._nightly_recorder.live, pool)
 
         # Rules, and regimes with a live state.
         parts: dict[str, list[Float32]] = {}

@@ -32,8 +32,8 @@ from streamd.models.inputs import link_inputs
 from streamd.models.labels import LabelInputs, label_inputs
 from streamd.ranks import ALONE, Ranks
 from streamd.ranks.ranked_graph import RankedFeatures, RankedGraph
+from streamd.training.event_view import EventView, FreshView
 from streamd.training.learning_settings import LearningSettings
-from streamd.training.sight import FreshSight, Sight
 from streamd.windows import Window, canonical_chunks
 from streamd.windows.novelty import Novelty
 
@@ -172,7 +172,7 @@ class Recorder:
     With several ranks, each records its share of a chunk's events and requests neighbors and
     features from the others: all record the same chunks at the same time.
 
-    sight: the view of graph and facts for the events; backtests replace it.
+    view: the view of graph and facts for the events; backtests replace it.
     """
 
     def __init__(self, settings: LearningSettings, log: LogReader, ranks: Ranks = ALONE) -> None:
@@ -187,7 +187,7 @@ class Recorder:
             settings.graph.keep_in_memory_seconds * 1_000_000,
             features,
         )
-        self.sight: Sight = FreshSight(self.live)
+        self.view: EventView = FreshView(self.live)
         self._sampling = architecture_of(settings.model).plan(settings.model)
 
     @property
@@ -237,7 +237,7 @@ class Recorder:
         """
         # Choose the events to score.
         rows = EdgeRows.of(self._log, window.first_edge, window.end_edge)
-        pool = self.sight.pool_of(window)
+        pool = self.view.pool_of(window)
         known_E = pool.known_before(rows.time_E, rows.dst_E)
         chosen = np.zeros(0, np.int64)
         if recorded:
@@ -249,13 +249,13 @@ class Recorder:
         share = self._settings.training.recent_negatives if len(chosen) else 0.0
         recent = RecentDestinations.until(self._log, window.end_edge, share)
 
-        self.sight.enter(window)
+        self.view.enter(window)
         for a, b in canonical_chunks(rows.time_E, self._settings.model.memory_chunk):
             part = rows.cut(a, b)
             asked = chosen[np.searchsorted(chosen, a) : np.searchsorted(chosen, b)] - a
 
             # Node features as of the chunk, then its labels, which use them.
-            before_event = self.sight.edge_before(part)
+            before_event = self.view.edge_before(part)
             self.live.take_features(before_event)
             labels = self._labels(part, before_event) if recorded else (None, 0)
 
@@ -271,7 +271,7 @@ class Recorder:
                     if cut[1] < b - a
                     else replace(chunk, labels=labels[0], num_labels=labels[1])
                 )
-        self.sight.leave(rows)
+        self.view.leave(rows)
 
     def _slices(self, asked: Int64, num_rows: int) -> list[tuple[int, int]]:
         """Cut a chunk of `num_rows` rows into ranges with about equally many chosen events, at most
@@ -312,7 +312,7 @@ class Recorder:
         candidates = np.concatenate([dst[:, None], scored, learned], 1)
 
         # Facts at each event; this call advances them.
-        facts = self.sight.facts(part, until, asked, candidates)
+        facts = self.view.facts(part, until, asked, candidates)
 
         # Neighborhoods. Events with an unseen destination get weight 0.
         score = learn = None
@@ -320,7 +320,7 @@ class Recorder:
             query_us = self._time_before(before_event)
             src = part.src_E[asked]
             score, learn = self._inputs(event, facts, src, candidates, before_event, query_us)
-            is_learned = is_known & self.sight.know(facts[:, 0])
+            is_learned = is_known & self.view.knows_destination(facts[:, 0])
             learn = replace(
                 learn,
                 weight_E=torch.from_numpy(is_learned).float(),

@@ -26,17 +26,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from streamd.evaluation.freshness import StaleSight
+from streamd.evaluation.freshness import StaleView
 from streamd.evaluation.regimes import SKIPPED
 from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64
 from streamd.graph.neighborhood import sample_neighborhood
 from streamd.models.inputs import link_inputs
 from streamd.settings.loading import Settings, load_settings
+from streamd.training.event_view import FreshView
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
-from streamd.training.sight import FreshSight
 from streamd.windows import Window, next_window
 from tests.benchmarks.accuracy import read
 from tests.benchmarks.measure import SHARED, Row, write_edges
@@ -104,19 +104,19 @@ def edgebank(stream: Stream, part: str) -> float:
 
 
 class AllPages:
-    """Asks another sight for the facts of all pages as well, and keeps them until they are used."""
+    """Asks another view for the facts of all pages as well, and keeps them until they are used."""
 
-    def __init__(self, sight: FreshSight | StaleSight, pages: Int64) -> None:
-        self._sight = sight
+    def __init__(self, view: FreshView | StaleView, pages: Int64) -> None:
+        self._view = view
         self._pages = pages
         self.asked: Int64 = np.zeros(0, np.int64)
         self.facts_EPF: Float32 = np.zeros((0, 0, 0), np.float32)
-        self.pool_of, self.enter, self.edge_before, self.leave = sight.pool_of, sight.enter, sight.edge_before, sight.leave
-        self.know = sight.know
+        self.pool_of, self.enter, self.edge_before, self.leave = view.pool_of, view.enter, view.edge_before, view.leave
+        self.knows_destination = view.knows_destination
 
     def facts(self, part, until: int, asked: Int64, candidates: Int64) -> Float32:
         whole = np.concatenate([candidates, np.tile(self._pages, (len(asked), 1))], 1)
-        facts = self._sight.facts(part, until, asked, whole)
+        facts = self._view.facts(part, until, asked, whole)
         self.asked, self.facts_EPF = asked, facts[:, candidates.shape[1]:]
         return np.ascontiguousarray(facts[:, : candidates.shape[1]])
 
@@ -128,7 +128,7 @@ class Run:
         self.stream, self.log, self.settings = stream, log, settings
         self.recorder = Recorder(learning(settings), log)
         if stale:
-            self.recorder.sight = StaleSight(FreshSight(self.recorder.live), self.recorder.live, stale)
+            self.recorder.view = StaleView(FreshView(self.recorder.live), self.recorder.live, stale)
         self.learner = Learner(learning(settings), log, ReplayStore.of(learning(settings)))
         if stale:
             self.learner.model.new_destinations.stop()
@@ -154,33 +154,33 @@ class Run:
         """Scores of all pages for each event of a part, float32[E, P]; `live` learns each day afterwards."""
         first, end = self.stream.range(part)
         out = np.full((end - first, len(self.stream.pages)), np.nan, np.float32)
-        fresh = self.recorder.sight
-        sight = AllPages(fresh, self.stream.pages)
-        self.recorder.sight = sight
+        fresh = self.recorder.view
+        view = AllPages(fresh, self.stream.pages)
+        self.recorder.view = view
         for window in self.windows(part):
             self.learner.begin()
             for chunk in self.recorder.chunks(window):
-                rows = chunk.edges.first_edge - first + sight.asked
-                out[rows] = self._all_pages(chunk.edges, sight)
+                rows = chunk.edges.first_edge - first + view.asked
+                out[rows] = self._all_pages(chunk.edges, view)
                 self.learner.score(chunk)
             if live:
                 self.learner.learn(window.first_edge)
             else:
                 self.learner.update_statistics()
             on_window(window.end_edge)
-        self.recorder.sight = fresh
+        self.recorder.view = fresh
         assert np.isfinite(out).all(), "every event is scored"
         return out
 
     @torch.no_grad()
-    def _all_pages(self, part, sight: AllPages) -> Float32:
+    def _all_pages(self, part, view: AllPages) -> Float32:
         """Scores of all pages for the events of a canonical chunk, under memory as of its start."""
         model, live, pages = self.learner.model, self.recorder.live, self.stream.pages
-        src = part.src_E[sight.asked]
+        src = part.src_E[view.asked]
         nodes, at = np.unique(np.concatenate([src, pages]), return_inverse=True)
         before_us = int(self.log.time_of(np.array([max(part.first_edge - 1, 0)]))[0])
         around = sample_neighborhood(live.graph, self.log.columns, live.features, nodes, part.first_edge, before_us, model.plan)
-        inputs = link_inputs(part.first_edge + sight.asked, sight.facts_EPF, at[: len(src)], np.tile(at[len(src):], (len(src), 1)), around)
+        inputs = link_inputs(part.first_edge + view.asked, view.facts_EPF, at[: len(src)], np.tile(at[len(src):], (len(src), 1)), around)
         memory = self.learner.memory.copy()
         with model.over(memory, part) as updated_PD:
             return self.learner.transfer.logits(model, memory, inputs, updated_PD)

@@ -10,7 +10,7 @@ import torch
 from streamd.cli.maintenance import ages_of_facts, backtest_file
 from streamd.errors import SettingsError, StreamdError
 from streamd.evaluation.backtest import TITLES, Plan, backtest
-from streamd.evaluation.freshness import StaleSight
+from streamd.evaluation.freshness import StaleView
 from streamd.evaluation.regimes import LEARNED, Regimes
 from streamd.evaluation.report.forms import FORMS
 from streamd.evaluation.report.html import as_html
@@ -18,10 +18,10 @@ from streamd.evaluation.verdict import verdict_of
 from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
 from streamd.exchange.tables import Columns
+from streamd.training.event_view import FreshView
 from streamd.training.learner import Learner
 from streamd.training.measures import measures
 from streamd.training.recorder import Recorder
-from streamd.training.sight import FreshSight
 from streamd.windows import recorded_windows
 from streamd.windows.novelty import Novelty
 from tests.builders import HOUR, learning, settings, stream, write_log
@@ -108,7 +108,7 @@ def test_stale_facts_are_those_of_the_first_event_of_their_group(tmp_path):
     for age in (7, 40, None):
         recorder, window = Recorder(learning(s), log), list(recorded_windows(log, 20 * HOUR))[1]
         recorder.rebuild(window.first_edge)
-        recorder.sight = StaleSight(FreshSight(recorder.live), recorder.live, age)
+        recorder.view = StaleView(FreshView(recorder.live), recorder.live, age)
         for chunk in recorder.chunks(window):
             first, facts = chunk.edges.first_edge, chunk.score.facts_ECF.numpy()
             for row, event in enumerate(chunk.score.event_E.tolist()):

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from streamd.evaluation.freshness import NightlySight, StaleSight
+from streamd.evaluation.freshness import NightlyView, StaleView
 from streamd.evaluation.regimes import Regimes
 from streamd.eventlog.reader import LogReader
+from streamd.training.event_view import FreshView
 from streamd.training.recorder import Recorder
-from streamd.training.sight import FreshSight
 from streamd.windows import recorded_windows
 from tests.builders import HOUR, learning, settings, stream, write_log, write_sets_log
 from tests.training.test_learner import windows, world
@@ -18,10 +18,10 @@ def test_a_standing_record_knows_nothing_of_the_day(tmp_path):
     moving, standing = Recorder(learning(s), log), Recorder(learning(s), log)
     for recorder in (moving, standing):
         recorder.rebuild(third.first_edge)
-    pool = moving.sight.pool_of(third)
+    pool = moving.view.pool_of(third)
 
     def recorded(window):
-        standing.sight = NightlySight(standing.live, pool)
+        standing.view = NightlyView(standing.live, pool)
         return [c for c in standing.chunks(window) if c.score is not None]
 
     first = [c.score.facts_ECF.numpy() for c in recorded(third)]
@@ -48,9 +48,9 @@ def test_events_whose_destination_old_facts_do_not_know_are_not_learned(tmp_path
     first, second = list(recorded_windows(log, HOUR))[:2]
     recorder = Recorder(learning(s), log)
     recorder.rebuild(first.end_edge)
-    fresh = FreshSight(recorder.live)
+    fresh = FreshView(recorder.live)
     pool = fresh.pool_of(second)
-    recorder.sight = NightlySight(recorder.live, pool) if age == "night" else StaleSight(fresh, recorder.live, age)
+    recorder.view = NightlyView(recorder.live, pool) if age == "night" else StaleView(fresh, recorder.live, age)
     known_then = set(log.edges(log.first_edge, first.end_edge)[1].tolist())
     chunks = [c for c in recorder.chunks(second) if c.learn is not None]
     event, weight, known = (np.concatenate(x) for x in zip(*(

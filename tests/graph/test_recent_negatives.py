@@ -35,7 +35,7 @@ def world(path, num_items=40):
 def pools_of(path, log, **more):
     recorder = Recorder(learning(settings(path, **more)), log)
     window = Window(0, 10 * HOUR, 0, log.num_edges)
-    return log, recorder.sight.pool_of(window), recorder
+    return log, recorder.view.pool_of(window), recorder
 
 
 def plain_draws(event, true, others, recent, num_drawn):

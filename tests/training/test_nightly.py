@@ -12,7 +12,7 @@ import structlog
 import torch
 
 from streamd.clock import SystemClock
-from streamd.evaluation.freshness import NightlySight, nightly_memory_step
+from streamd.evaluation.freshness import NightlyView, nightly_memory_step
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.upkeep.holds import ask_to_compact
 from streamd.eventlog.writer import LogWriter
@@ -73,7 +73,7 @@ def slow_reference(settings, log, learner, edge, windows):
     frozen.model.new_destinations.stop()
     out = []
     for window in windows:
-        stale.sight = NightlySight(stale.live, moving.sight.pool_of(window))
+        stale.view = NightlyView(stale.live, moving.view.pool_of(window))
         logits = [frozen.score(c) for c in stale.chunks(window) if c.score is not None]
         out.append(measures(np.concatenate(logits))["mrr"])
         moving.rebuild(window.end_edge)

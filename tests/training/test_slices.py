@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from streamd.evaluation.freshness import StaleSight
+from streamd.evaluation.freshness import StaleView
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
+from streamd.training.event_view import FreshView
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
-from streamd.training.sight import FreshSight
 from streamd.training.versions.shadow import Shadow
 from streamd.windows import recorded_windows
 from tests.builders import HOUR, batch, learning, settings, stream
@@ -53,7 +53,7 @@ def recorded(world, long_chunk, monkeypatch, stale=None, learn=False):
     monkeypatch.setattr("streamd.training.recorder.LONG_CHUNK", long_chunk)
     recorder, learner = Recorder(learning(s), log), Learner(learning(s), log, ReplayStore(None, 100, 0))
     if stale is not None:
-        recorder.sight = StaleSight(FreshSight(recorder.live), recorder.live, stale)
+        recorder.view = StaleView(FreshView(recorder.live), recorder.live, stale)
     shadow, chunks, scores, shadowed, losses = Shadow.of("v", learner), [], [], [], []
     for window in recorded_windows(log, HOUR):
         learner.begin()

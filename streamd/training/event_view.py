@@ -12,7 +12,7 @@ from streamd.models import EdgeRows
 from streamd.windows import Window
 
 
-class Sight(Protocol):
+class EventView(Protocol):
     """The view of graph and facts for the events of a window, and the moments at which both
     advance.
 
@@ -38,7 +38,7 @@ class Sight(Protocol):
         node ids.
         """
 
-    def know(self, facts_AF: Float32) -> Bools:
+    def knows_destination(self, facts_AF: Float32) -> Bools:
         """Whether the facts include each true destination, bool[A]. Facts older than the event may
         lack it.
 
@@ -49,7 +49,7 @@ class Sight(Protocol):
         """Called after the window was recorded. rows: all rows of the window."""
 
 
-class FreshSight:
+class FreshView:
     """Facts strictly before each event; neighbors and node features before its chunk."""
 
     def __init__(self, live: LiveGraph) -> None:
@@ -86,7 +86,7 @@ class FreshSight:
         same = part.facts_now(self._live, at, candidates[passed:])
         return np.concatenate([before, same])
 
-    def know(self, facts_AF: Float32) -> Bools:
+    def knows_destination(self, facts_AF: Float32) -> Bools:
         return np.ones(len(facts_AF), np.bool_)
 
     def leave(self, rows: EdgeRows) -> None:
