@@ -65,7 +65,7 @@ def training_in_term(
             beat.touch("standby")
         yield lambda _: None
         return
-    reign = Beginning(
+    session = Beginning(
         paths,
         settings.log,
         settings.holds.lease_seconds,
@@ -75,13 +75,13 @@ def training_in_term(
         beat,
         stop,
     ).begin()
-    if reign is None:
+    if session is None:
         yield lambda _: None
         return
     try:
-        yield reign.on_step
+        yield session.on_step
     finally:
-        reign.close()
+        session.close()
 
 
 def follow_models(settings: Settings) -> list[StepThread]:

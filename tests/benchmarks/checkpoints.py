@@ -44,7 +44,7 @@ def small(folder: Path) -> list[Row]:
     s = settings(folder / "log", training__replay_capacity_events=100_000, windows__max_events=100_000,
                  log__name="t", log__store=f"file://{folder}/store")
     log, beat, starts = MemoryLog(), Heartbeat(folder / "log", "train"), []
-    reign = beginning_of(s, lambda: MemoryTopic(log), beat).begin()
+    session = beginning_of(s, lambda: MemoryTopic(log), beat).begin()
     sent, seconds, learned = [], [], []
 
     def on_step(name: str) -> None:
@@ -54,8 +54,8 @@ def small(folder: Path) -> list[Row]:
             learned.append(time.perf_counter() - starts[-1])
         before = bytes_of(folder / "store")
         begun = time.perf_counter()
-        reign.on_step(name)
-        while reign._reign.handovers.is_waiting:
+        session.on_step(name)
+        while session._term.handovers.is_waiting:
             time.sleep(0.001)
         seconds.append(time.perf_counter() - begun)
         sent.append(bytes_of(folder / "store") - before)
@@ -66,7 +66,7 @@ def small(folder: Path) -> list[Row]:
             self.set()
             return True
 
-    with closing(reign):
+    with closing(session):
         Trainer(s, Paths(folder / "log", s.data_dir, "train"), "cpu", LogReader.open(folder / "log"), Registry.of(s), SystemClock(), beat, on_step).run(Idle())
     steady = slice(3, HOURS)
     return [Row("a window's checkpoint and version to the store, 500 events, MB", float(np.median(sent[steady])) / 1e6, "MB"),

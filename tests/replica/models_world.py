@@ -16,10 +16,10 @@ from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, TrainResult
 from streamd.replica.models.follower import ModelsFollower
 from streamd.replica.models.publisher import ModelsPublisher
-from streamd.replica.models.reign import Reign
 from streamd.replica.models.standby import Beginning
 from streamd.replica.models.state import ModelsState
 from streamd.replica.models.takeover import Takeover
+from streamd.replica.models.trainer_term import TrainerTerm
 from streamd.settings.loading import ModelSettings, TrainingSettings
 from streamd.settings.paths import Paths
 from streamd.storage import ImmutableFile
@@ -128,13 +128,13 @@ class TrainerSide:
     def claim(self):
         """Begin as the train process does: claim, and take the newest checkpoint where this directory is behind."""
         self.registry = Registry.of(self.settings)
-        self.reign, self.state = Reign(self.settings.data_dir, "m", lambda: self.now, store=self.store()), ModelsState()
+        self.trainer_term, self.state = TrainerTerm(self.settings.data_dir, "m", lambda: self.now, store=self.store()), ModelsState()
         topic = MemoryTopic(self.log)
-        self.reign.claim(topic, self.state)
+        self.trainer_term.claim(topic, self.state)
         newest = self.state.checkpoints[-1] if self.state.checkpoints else None
-        if newest is not None and not self.reign.has_stored(newest.name):
+        if newest is not None and not self.trainer_term.has_stored(newest.name):
             Takeover(self.settings.data_dir, self.registry, self.store(), self.on_step).take(newest, self.state)
-            self.reign.renew()
+            self.trainer_term.renew()
         # As a trainer does where it resumes.
         checkpoint = newest_checkpoint(self.settings.data_dir)
         counted = json.loads((checkpoint / "cursor.json").read_text())["history_bytes"] if checkpoint else 0
@@ -155,7 +155,7 @@ class TrainerSide:
         """Make the publisher, as after an error of Kafka."""
         self.on_step = on_step
         self.publisher = ModelsPublisher(Paths.of(self.settings, "train"), self.settings.holds.lease_seconds, self.registry,
-                                         MemoryTopic(self.log), self.store(), self.reign, lambda name: self.on_step(name), lambda: self.now)
+                                         MemoryTopic(self.log), self.store(), self.trainer_term, lambda name: self.on_step(name), lambda: self.now)
 
     def learn(self, n, at=0.0):
         """Publish and record a window, write its checkpoint, and rest. at: when, so that each learning has a record of its own."""
@@ -191,7 +191,7 @@ class TrainerSide:
     def rest(self):
         """Nothing is under way: the state may be handed over."""
         write_hold(self.settings.data_dir, "train", Hold(0, self.purged))
-        self.reign.handovers.take()
+        self.trainer_term.handovers.take()
 
     def step(self):
         self.rest()

@@ -61,12 +61,12 @@ def test_a_server_on_another_machine_serves_the_trainers_versions(kafka, tmp_pat
                               kafka_topic(second.settings), Store(values["log__store"]))
 
     with ExitStack() as stack:
-        reign = stack.enter_context(closing(begin(first.settings)))
+        session = stack.enter_context(closing(begin(first.settings)))
         stack.enter_context(closing(StepThread("follower", follower)))
         for world in (first, second):
             stack.callback(world.stop)
         first.train(2)
-        reign.on_step("rest")
+        session.on_step("rest")
         wait(lambda: content(second.path) == content(first.path) != {}, 60)
         first.start()
         second.start()
@@ -100,7 +100,7 @@ def test_a_server_on_another_machine_serves_the_trainers_versions(kafka, tmp_pat
         wait(lambda: content(third.path) == content(second.path))
         first.train(1)
         with pytest.raises(FencedError, match="claimed term 3"):
-            wait(lambda: reign.on_step("rest"))
+            wait(lambda: session.on_step("rest"))
         assert content(third.path) == content(second.path) != content(first.path)
 
 

@@ -66,20 +66,20 @@ def train(path, store, open_topic, on_step=lambda _: None, **more):
     """Begin as the train process does, and learn all closed windows. Each state is stored before the next window begins."""
     s = chosen(path, store, **more)
     beat = Heartbeat(path, "train")
-    reign = beginning_of(s, open_topic, beat).begin()
+    session = beginning_of(s, open_topic, beat).begin()
 
     def step(name):
-        reign.on_step(name)
+        session.on_step(name)
         if name == "rest":
-            wait(lambda: reign._publisher.fenced or not reign._reign.handovers.is_waiting, 60)
+            wait(lambda: session._publisher.fenced or not session._term.handovers.is_waiting, 60)
         on_step(name)
 
-    with closing(reign):
+    with closing(session):
         trainer = Trainer(s, Paths.of(s, "train"), "cpu", LogReader.open(path), Registry.of(s), SystemClock(), beat, step)
         trainer.run(StopsWhenIdle())
         # What the last window's checkpoint lets through is sent.
         topic = open_topic()
-        wait(lambda: not reign._reign.handovers.is_waiting and topic.read(0.0) == [], 60)
+        wait(lambda: not session._term.handovers.is_waiting and topic.read(0.0) == [], 60)
 
 
 def outcome(path):
@@ -260,11 +260,11 @@ def test_time_passes_for_a_trainer_whose_ingest_is_gone(tmp_path):
     s = chosen(first, tmp_path / "store", log__member="standby")
     log, ingest = MemoryLog(), Heartbeat(first, "ingest")
     ingest.touch("leading", leading=True)
-    reign = beginning_of(s, lambda: MemoryTopic(log), Heartbeat(first, "train")).begin()
+    session = beginning_of(s, lambda: MemoryTopic(log), Heartbeat(first, "train")).begin()
     ingest.touch("following", leading=False)
-    with closing(reign):
-        reign.on_step("learn")
-        reign._led_at -= 11
-        reign._looked_at -= 1
+    with closing(session):
+        session.on_step("learn")
+        session._led_at -= 11
+        session._looked_at -= 1
         with pytest.raises(FencedError, match="does not lead any more"):
-            reign.on_step("learn")
+            session.on_step("learn")

@@ -66,8 +66,8 @@ def test_a_claim_whose_outcome_is_unknown_is_found_in_the_topic(fault, trainer, 
     with pytest.raises(Exception, match="not acknowledged"):
         trainer.claim()
     assert kinds(log).count("claimed") == (1 if fault == "lose_next" else 2)
-    trainer.reign.claim(MemoryTopic(log), state := ModelsState())
-    assert state.trainer == trainer.reign.id and kinds(log).count("claimed") == 2
+    trainer.trainer_term.claim(MemoryTopic(log), state := ModelsState())
+    assert state.trainer == trainer.trainer_term.id and kinds(log).count("claimed") == 2
 
 
 def test_a_trainer_that_wakes_up_does_no_request_and_appends_nothing(trainer, tmp_path, log, url):

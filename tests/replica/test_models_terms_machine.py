@@ -150,7 +150,7 @@ class Trainers(RuleBasedStateMachine):
 
         side.on_step = on_step
         before = len(self.log.values)
-        is_fenced = side.reign.id != self._newest_claim()
+        is_fenced = side.trainer_term.id != self._newest_claim()
         try:
             if not side.is_half:
                 side.rest()

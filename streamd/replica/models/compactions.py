@@ -9,7 +9,7 @@ import structlog
 from streamd.eventlog.journal.tail import events_shown
 from streamd.eventlog.upkeep.holds import ask_to_compact, asked_to_compact, read_compacted
 from streamd.replica.models import records
-from streamd.replica.models.reign import Reign
+from streamd.replica.models.trainer_term import TrainerTerm
 from streamd.replica.models.trainer_topic import TrainerTopic
 
 logger = structlog.get_logger()
@@ -27,7 +27,7 @@ class Compactions:
         log_dir: Path,
         lease_seconds: float,
         topic: TrainerTopic,
-        reign: Reign,
+        trainer_term: TrainerTerm,
         on_step: Callable[[str], None] = lambda _: None,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -36,7 +36,7 @@ class Compactions:
         self._log_dir = log_dir
         self._lease_seconds = lease_seconds
         self._topic = topic
-        self._reign = reign
+        self._term = trainer_term
         self._on_step = on_step
         self._now = now
 
@@ -77,7 +77,7 @@ class Compactions:
     def _ask_again(self) -> None:
         """Ask ingest here, once, for the compactions that an earlier trainer released, perhaps on
         another machine."""
-        if self._reign.has_asked:
+        if self._term.has_asked:
             return
         state = self._topic.state
         done = read_compacted(self._log_dir)
@@ -85,7 +85,7 @@ class Compactions:
         missing = [event for event in released if done is None or done.edge < event]
         if missing:
             ask_to_compact(self._log_dir, max(*missing, asked_to_compact(self._log_dir) or 0))
-        self._reign.has_asked = True
+        self._term.has_asked = True
 
     def _compacted(self, request: str) -> Callable[[int], records.Known]:
         return lambda number: records.Compacted(

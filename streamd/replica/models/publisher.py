@@ -24,8 +24,8 @@ from streamd.replica.models import records
 from streamd.replica.models.compactions import Compactions
 from streamd.replica.models.hold import HandoverHold
 from streamd.replica.models.mark import Stored
-from streamd.replica.models.reign import Reign
 from streamd.replica.models.topic import ModelsTopic
+from streamd.replica.models.trainer_term import TrainerTerm
 from streamd.replica.models.trainer_topic import TrainerTopic
 from streamd.settings.paths import Paths
 from streamd.store import checkpoints
@@ -55,21 +55,21 @@ class ModelsPublisher:
         registry: Registry,
         topic: ModelsTopic,
         store: Store,
-        reign: Reign,
+        trainer_term: TrainerTerm,
         on_step: Callable[[str], None] = lambda _: None,
         now: Callable[[], float] = time.time,
     ) -> None:
         """Args: paths: of the trainer. lease_seconds: longest wait of compaction for a member that
-        does not answer. reign: the term that this trainer has claimed. on_step: called with the
+        does not answer. trainer_term: the term that this trainer has claimed. on_step: called with the
         name of each step as it begins; tests stop there. now: wall time, seconds."""
         self._history = paths.learned / HISTORY
         self._registry = registry
-        self._topic = TrainerTopic(topic, registry, reign)
+        self._topic = TrainerTopic(topic, registry, trainer_term)
         self._store = store
-        self._reign = reign
+        self._term = trainer_term
         self._hold = HandoverHold(paths.log)
         self._compactions = Compactions(
-            paths.log, lease_seconds, self._topic, reign, on_step=on_step, now=now
+            paths.log, lease_seconds, self._topic, trainer_term, on_step=on_step, now=now
         )
         self._on_step = on_step
         self._now = now
@@ -108,7 +108,7 @@ class ModelsPublisher:
         self._do_requests()
         self._compactions.step()
         here = self._seen()
-        if (here, self.state.number) == self._settled and not self._reign.handovers.is_waiting:
+        if (here, self.state.number) == self._settled and not self._term.handovers.is_waiting:
             replica_metrics.models_published.set(self._now())
             return
 
@@ -173,7 +173,7 @@ class ModelsPublisher:
 
     def _store_checkpoint(self) -> None:
         """Store the trainer's newest state if it is not stored yet, and then append its record."""
-        handover = self._reign.handovers.begin()
+        handover = self._term.handovers.begin()
         if handover is None:
             return
         begun = time.monotonic()
@@ -185,8 +185,8 @@ class ModelsPublisher:
             self.state.term,
             versions,
             self._store,
-            self._reign.newest,
-            self._reign.index,
+            self._term.newest,
+            self._term.index,
         )
 
         # The marker first: after a kill, a directory must know every checkpoint that the topic has.
@@ -197,7 +197,7 @@ class ModelsPublisher:
             history_bytes=handover.num_history_bytes,
             versions={v.name: crc32c(v.manifest.encode()) for v in versions},
         )
-        self._reign.note(entry, self.state)
+        self._term.note(entry, self.state)
         self._on_step("checkpointed")
         self._topic.append(
             [
@@ -219,8 +219,8 @@ class ModelsPublisher:
                 "A checkpoint's record was ignored.", "none is needed: it is sent again."
             )
         self._hold.keep(self.state)
-        self._reign.newest = done.stored
-        self._reign.handovers.end()
+        self._term.newest = done.stored
+        self._term.handovers.end()
         replica_metrics.checkpoint_stored.set(self._now())
         replica_metrics.checkpoint_bytes.inc(done.num_bytes)
         logger.info(
@@ -235,12 +235,12 @@ class ModelsPublisher:
         """A version of a handover, after its files are uploaded. Raises: StoreError."""
         folder = handover.local.folder / VERSIONS / name
         text = (folder / stored.MANIFEST).read_text()
-        for known in (self.state.versions.get(name), self._reign.uploaded.get(name)):
+        for known in (self.state.versions.get(name), self._term.uploaded.get(name)):
             if known is not None and known.manifest == text:
                 break
         else:
             known = stored.upload_version(folder, self._store, self._stored_files())
-        self._reign.uploaded[name] = known
+        self._term.uploaded[name] = known
         # Files of memory that the trainer has dropped are left out.
         files = [file for file in known.files if (folder / file.path).exists()]
         return StoredVersion(name=name, manifest=text, files=files)
@@ -249,9 +249,9 @@ class ModelsPublisher:
 
     def _send_versions(self) -> None:
         """Send the versions that the newest checkpoint has."""
-        there = self._reign.lets_through(self.state).versions
+        there = self._term.marked_entry(self.state).versions
         for manifest in self._unsent_versions():
-            version = self._reign.uploaded.get(manifest.name)
+            version = self._term.uploaded.get(manifest.name)
             text = self._manifest_text(manifest.name)
             if version is None or version.manifest != text:
                 continue
@@ -287,7 +287,7 @@ class ModelsPublisher:
     def _stored_files(self) -> dict[tuple[str, int], StoredFile]:
         """The files in the store, by (checksum, bytes)."""
         found = {}
-        for version in (*self.state.versions.values(), *self._reign.uploaded.values()):
+        for version in (*self.state.versions.values(), *self._term.uploaded.values()):
             checksums = version.checksums
             for file in version.files:
                 if checksum := checksums.get(file.path):
@@ -308,7 +308,7 @@ class ModelsPublisher:
             why = "the trainer continues from an older state than the models topic has"
             unsent = [self._registry.promote_again(why)]
         ready = []
-        stored_moves = set(moves[: self._reign.lets_through(self.state).num_moves])
+        stored_moves = set(moves[: self._term.marked_entry(self.state).num_moves])
         for move in unsent:
             # A manual move does not wait for a checkpoint.
             if move not in stored_moves and move.who == "trainer":
@@ -362,7 +362,7 @@ class ModelsPublisher:
         """(index, line) of the history's lines that the newest checkpoint has and the topic
         lacks."""
         try:
-            counted = self._reign.lets_through(self.state).history_bytes
+            counted = self._term.marked_entry(self.state).history_bytes
             data = self._history.read_bytes()[:counted]
         except FileNotFoundError:
             return []
@@ -388,7 +388,7 @@ class ModelsPublisher:
     def _num_waiting(self) -> int:
         """Approximate number of records to send."""
         unsent = len(self._unsent_versions()) + len(self._unsent_moves())
-        return unsent + len(self._unsent_windows()) + self._reign.handovers.is_waiting
+        return unsent + len(self._unsent_windows()) + self._term.handovers.is_waiting
 
     def _sweep_store(self) -> None:
         """Remove from the store the versions and checkpoints that no machine needs."""

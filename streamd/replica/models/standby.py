@@ -18,10 +18,10 @@ from streamd.replica.leader.connect import Stopped
 from streamd.replica.models.hold import HandoverHold
 from streamd.replica.models.mark import read_mark
 from streamd.replica.models.publisher import ModelsPublisher
-from streamd.replica.models.reign import Reign
 from streamd.replica.models.state import ModelsState
 from streamd.replica.models.takeover import Takeover, clear, has_state
 from streamd.replica.models.topic import ModelsTopic
+from streamd.replica.models.trainer_term import TrainerTerm
 from streamd.replica.worker_thread import StepThread
 from streamd.settings.log import LogSettings
 from streamd.settings.paths import Paths
@@ -43,16 +43,20 @@ def leads(log: LogSettings, data_dir: Path) -> bool:
     return not log.follows or leads_here(data_dir)
 
 
-class TrainersReign:
+class TrainerSession:
     """The publisher and the lock of a trainer that has claimed its term. Owner: the train
     process."""
 
     def __init__(
-        self, leads_now: Callable[[], bool], reign: Reign, publisher: StepThread, lock: int
+        self,
+        leads_now: Callable[[], bool],
+        trainer_term: TrainerTerm,
+        publisher: StepThread,
+        lock: int,
     ) -> None:
         """leads_now: whether ingest here leads the log. lock: of `lock_writer`."""
         self._leads_now = leads_now
-        self._reign = reign
+        self._term = trainer_term
         self._publisher = publisher
         self._lock = lock
         self._led_at = self._looked_at = time.monotonic()
@@ -73,7 +77,7 @@ class TrainersReign:
                     "none is needed: the trainer becomes a standby.",
                 )
         if name == "rest":
-            self._reign.handovers.take()
+            self._term.handovers.take()
 
     def close(self) -> None:
         """Stop publishing, and let other processes write versions here."""
@@ -113,7 +117,7 @@ class Beginning:
         self._store.before_try = lambda: beat.touch("taking over")
         self._failures = LastingFailures()
 
-    def begin(self) -> TrainersReign | None:
+    def begin(self) -> TrainerSession | None:
         """Wait until this machine leads, claim, and bring the directory to the newest checkpoint.
 
         Returns: the publisher and lock of the trainer, None if `stop` was set meanwhile. Raises:
@@ -121,7 +125,7 @@ class Beginning:
         """
         topic: ModelsTopic | None = None
         lock = -1
-        reign = Reign(self._paths.learned, socket.gethostname(), store=self._store)
+        trainer_term = TrainerTerm(self._paths.learned, socket.gethostname(), store=self._store)
         state = ModelsState()
         try:
             while not self._stop.is_set():
@@ -130,9 +134,9 @@ class Beginning:
                         topic, state = self._open_topic(), ModelsState()
                     if self._is_ready(topic, state):
                         lock = lock if lock >= 0 else lock_writer(self._registry.folder)
-                        reign.claim(topic, state)
-                        if self._take(reign, topic, state):
-                            begun, lock = self._begun(reign, lock), -1
+                        trainer_term.claim(topic, state)
+                        if self._take(trainer_term, topic, state):
+                            begun, lock = self._begun(trainer_term, lock), -1
                             return begun
                     elif lock >= 0:
                         # The lead was lost before the trainer began: the follower writes here.
@@ -173,11 +177,11 @@ class Beginning:
         self._stop.wait(LOOK_SECONDS)
         return False
 
-    def _take(self, reign: Reign, topic: ModelsTopic, state: ModelsState) -> bool:
+    def _take(self, trainer_term: TrainerTerm, topic: ModelsTopic, state: ModelsState) -> bool:
         """Take the newest checkpoint if the directory is older. Returns: whether the trainer may
         begin."""
         newest = state.checkpoints[-1] if state.checkpoints else None
-        if newest is None or reign.has_stored(newest.name):
+        if newest is None or trainer_term.has_stored(newest.name):
             return True
         self._hold.keep(state)
         tail = JournalTail.open(self._paths.log)
@@ -190,7 +194,7 @@ class Beginning:
             self._paths.learned, self._registry, self._store, self._on_step, self._progress
         )
         stored = takeover.take(newest, state)
-        reign.renew()
+        trainer_term.renew()
         logger.info(
             "checkpoint_taken",
             edge=stored.edge,
@@ -198,10 +202,10 @@ class Beginning:
             seconds=round(time.monotonic() - begun, 3),
         )
         state.take(topic.read(0.0))
-        reign.check(topic, state)
+        trainer_term.check(topic, state)
         return True
 
-    def _begun(self, reign: Reign, lock: int) -> TrainersReign:
+    def _begun(self, trainer_term: TrainerTerm, lock: int) -> TrainerSession:
         # From here on, servers follow a move only once the topic has it.
         self._registry.journal.show(self._registry.shown())
 
@@ -212,10 +216,10 @@ class Beginning:
                 self._open_registry(),
                 self._open_topic(),
                 Store(self._log.store),
-                reign,
+                trainer_term,
             )
 
-        return TrainersReign(self._leads_now, reign, StepThread("models", make), lock)
+        return TrainerSession(self._leads_now, trainer_term, StepThread("models", make), lock)
 
     def _leads_now(self) -> bool:
         return leads(self._log, self._paths.log)

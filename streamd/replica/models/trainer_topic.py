@@ -7,9 +7,9 @@ import structlog
 from streamd.registry import Registry
 from streamd.registry.outcome import Refusals
 from streamd.replica.models import records
-from streamd.replica.models.reign import Reign
 from streamd.replica.models.state import ModelsState
 from streamd.replica.models.topic import ModelsTopic
+from streamd.replica.models.trainer_term import TrainerTerm
 
 logger = structlog.get_logger()
 
@@ -20,11 +20,11 @@ class TrainerTopic:
     state: of the topic, as of the last read.
     """
 
-    def __init__(self, topic: ModelsTopic, registry: Registry, reign: Reign) -> None:
-        """reign: the term that this trainer has claimed."""
+    def __init__(self, topic: ModelsTopic, registry: Registry, trainer_term: TrainerTerm) -> None:
+        """trainer_term: the term that this trainer has claimed."""
         self._topic = topic
         self._registry = registry
-        self._reign = reign
+        self._term = trainer_term
         self._refusals = Refusals(registry)
         self.state = ModelsState()
 
@@ -32,7 +32,7 @@ class TrainerTopic:
         """Read the topic to its end. Raises: FencedError if a later trainer has claimed; then
         nothing more is appended."""
         self.state.take(self._topic.read(wait_seconds))
-        self._reign.check(self._topic, self.state)
+        self._term.check(self._topic, self.state)
         # Let servers here follow the newest move that the topic has, and see refused requests.
         self._refusals.tell(self.state.refused)
         if self.state.moves and (self._registry.folder / self.state.champion).exists():

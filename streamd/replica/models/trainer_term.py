@@ -24,7 +24,7 @@ INDEX = "train/stored.index"
 reading unchanged ones."""
 
 
-class Reign:
+class TrainerTerm:
     """A trainer's claim, and its checkpoints since. Owner: the trainer's process, which makes one
     at each start and may make several publishers for it.
 
@@ -100,7 +100,7 @@ class Reign:
         """Whether the state in this directory continues from a checkpoint."""
         return any(entry.name == name for entry in self._entries)
 
-    def lets_through(self, state: ModelsState) -> Stored:
+    def marked_entry(self, state: ModelsState) -> Stored:
         """The marker's entry of the topic's newest checkpoint: the topic may get as much of the
         directory as this checkpoint has."""
         name = state.checkpoints[-1].name if state.checkpoints else ""
