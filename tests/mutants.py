@@ -104,7 +104,7 @@ NAMED = [
     Named("equal pages are counted once more", "streamd/models/memory/pages.py", "self._users[new_P] += 1",
           "self._users[new_P] += 2", ["tests/models/test_memory_pages.py"]),
     Named("the old mark is kept until the end of a takeover", "streamd/replica/models/takeover.py",
-          "        remove_mark(self._data_dir, self._disk)\n        self._fetch", "        self._fetch", ["tests/replica/test_models_standby.py"]),
+          "        remove_marker(self._data_dir, self._disk)\n        self._fetch", "        self._fetch", ["tests/replica/test_models_standby.py"]),
     Named("a member answers while its roles hold events", "streamd/replica/members.py",
           "            if at >= request.event and self.name", "            if self.name", ["tests/replica/test_members.py"]),
     Named("a score record says too early that all before it is written", "streamd/scoring/outbox.py",

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from streamd.replica.models.mark import read_mark
+from streamd.replica.models.checkpoint_marker import read_marker
 from streamd.telemetry.heartbeat import read_beat
 from tests.crash.daemons import wait
 
@@ -35,7 +35,7 @@ def test_the_trainer_of_another_machine_learns_each_window_once(daemon_on, kafka
 
     first.start()
     send(300)
-    wait(lambda: read_mark(first.path) and len(lines(first)) >= 3, "the first machine has stored windows", 240)
+    wait(lambda: read_marker(first.path) and len(lines(first)) >= 3, "the first machine has stored windows", 240)
     second.start()
     wait(lambda: (beat := read_beat(second.path, "train")) is not None and beat.state == "standby", "the second one stands by", 120)
     wait(lambda: len(lines(second)) >= 3, "it shows the windows", 60)

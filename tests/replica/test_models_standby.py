@@ -11,7 +11,7 @@ from streamd.eventlog.upkeep.holds import asked_to_compact, compact_done, read_h
 from streamd.registry import Registry
 from streamd.registry.locks import lock_writer
 from streamd.replica.models import records
-from streamd.replica.models.mark import MARK, Stored, read_mark, write_mark
+from streamd.replica.models.checkpoint_marker import MARKER, Stored, read_marker, write_marker
 from streamd.replica.models.state import ModelsState
 from streamd.store.checkpoints import stored_checkpoints
 from streamd.store.objects import Store
@@ -120,7 +120,7 @@ def test_a_takeover_that_is_killed_begins_again(step, trainer, tmp_path, log, ur
 
     # It is marked with a checkpoint of its own, from which another trainer has gone on since.
     old = [Stored(name="checkpoints/0000000002-" + 32 * "a" + ".json")]
-    write_mark(other.settings.data_dir, old)
+    write_marker(other.settings.data_dir, old)
 
     def die(name):
         if name == step:
@@ -129,7 +129,7 @@ def test_a_takeover_that_is_killed_begins_again(step, trainer, tmp_path, log, ur
     with pytest.raises(Killed):
         other.start(die)
     # What a kill left is no directory that learning goes on from by itself.
-    assert read_mark(other.settings.data_dir) == (old if step in ("fetch", "unmark") else [])
+    assert read_marker(other.settings.data_dir) == (old if step in ("fetch", "unmark") else [])
     other.start()
     assert other.edge == 3 and content(other.settings.data_dir) == content(trainer.settings.data_dir)
     assert not (other.settings.data_dir / "train/.taken").exists()
@@ -155,7 +155,7 @@ def test_a_follower_that_writes_here_makes_the_next_trainer_take_the_stored_chec
     assert trainer.edge == 3
     # Version 3 was not told: the follower lets go of it.
     ReplicaSide(trainer.settings.data_dir, log, url).step()
-    assert not (trainer.settings.data_dir / MARK).exists()
+    assert not (trainer.settings.data_dir / MARKER).exists()
     trainer.start()
     assert trainer.edge == 2 and trainer.history_bytes() == len("".join(f"{line}\n" for line in trainer.state.windows))
 
@@ -172,9 +172,9 @@ def test_a_move_of_the_trainer_waits_for_the_checkpoint_behind_it(trainer, log):
 
 
 def test_a_damaged_mark_counts_as_none(tmp_path):
-    write_mark(tmp_path, [])
-    (tmp_path / MARK).write_text("[{")
-    assert read_mark(tmp_path) == []
+    write_marker(tmp_path, [])
+    (tmp_path / MARKER).write_text("[{")
+    assert read_marker(tmp_path) == []
 
 
 def test_two_checkpoints_stay_in_the_store_and_their_events_in_the_log(trainer, tmp_path):

@@ -15,7 +15,7 @@ from streamd.registry.outcome import Refusals
 from streamd.registry.registry import read_manifests
 from streamd.replica.members import Member
 from streamd.replica.models import records
-from streamd.replica.models.mark import remove_mark
+from streamd.replica.models.checkpoint_marker import remove_marker
 from streamd.replica.models.state import ModelsState
 from streamd.replica.models.topic import ModelsTopic
 from streamd.storage import DISK, SCRATCH, append_durably, write_durably
@@ -132,7 +132,7 @@ class ModelsFollower:
     def _own(self) -> None:
         """Remove the checkpoint marker: versions and history here are no longer those of a
         trainer's checkpoint."""
-        remove_mark(self._data_dir)
+        remove_marker(self._data_dir)
 
     def _is_here(self, version: StoredVersion) -> bool:
         """Whether a version is complete here, with memory if it needs that."""

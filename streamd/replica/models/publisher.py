@@ -21,9 +21,9 @@ from streamd.registry.journal import Move
 from streamd.registry.manifest import Manifest
 from streamd.registry.registry import read_manifests
 from streamd.replica.models import records
+from streamd.replica.models.checkpoint_marker import Stored
 from streamd.replica.models.compactions import Compactions
 from streamd.replica.models.hold import HandoverHold
-from streamd.replica.models.mark import Stored
 from streamd.replica.models.topic import ModelsTopic
 from streamd.replica.models.trainer_term import TrainerTerm
 from streamd.replica.models.trainer_topic import TrainerTopic

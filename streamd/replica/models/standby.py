@@ -15,8 +15,8 @@ from streamd.eventlog.journal.tail import JournalTail
 from streamd.registry import Registry
 from streamd.registry.locks import lock_writer
 from streamd.replica.leader.connect import Stopped
+from streamd.replica.models.checkpoint_marker import read_marker
 from streamd.replica.models.hold import HandoverHold
-from streamd.replica.models.mark import read_mark
 from streamd.replica.models.publisher import ModelsPublisher
 from streamd.replica.models.state import ModelsState
 from streamd.replica.models.takeover import Takeover, clear, has_state
@@ -169,7 +169,7 @@ class Beginning:
         self._hold.keep(state)
         # State from before another trainer took over is of no use, and may contain deleted data.
         newest = state.checkpoints[-1].name if state.checkpoints else ""
-        names = {entry.name for entry in read_mark(self._paths.learned)}
+        names = {entry.name for entry in read_marker(self._paths.learned)}
         if newest and newest not in names and has_state(self._paths.learned):
             logger.info("trainer_cleared", reason="another trainer continues from its checkpoint")
             clear(self._paths.learned)

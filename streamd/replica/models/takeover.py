@@ -1,7 +1,7 @@
 """Replaces the state in a trainer's directory by the newest stored checkpoint, so that training
 resumes there exactly as after a crash on the machine that stored it.
 
-A kill at any step leaves a directory without a checkpoint marker (`mark.py`), so that the next
+A kill at any step leaves a directory without a checkpoint marker (`checkpoint_marker.py`), so that the next
 start takes the newest checkpoint from the first step on. The folder of checkpoints is removed first
 and moved last: after a kill no reader finds a checkpoint without its other files.
 """
@@ -14,8 +14,8 @@ from crc32c import crc32c
 
 from streamd.registry import Registry
 from streamd.registry.journal import decoded_moves
+from streamd.replica.models.checkpoint_marker import Stored, remove_marker, write_marker
 from streamd.replica.models.follower import fetch_version
-from streamd.replica.models.mark import Stored, remove_mark, write_mark
 from streamd.replica.models.records import Checkpointed
 from streamd.replica.models.state import ModelsState
 from streamd.roles import FACTS, HOLD, folder_of
@@ -88,7 +88,7 @@ class Takeover:
 
         # Steps 2 and 3.
         self._on_step("unmark")
-        remove_mark(self._data_dir, self._disk)
+        remove_marker(self._data_dir, self._disk)
         self._fetch_versions(stored)
         moves = self._put_moves(taken, state)
         self._on_step("prune")
@@ -104,7 +104,7 @@ class Takeover:
             history_bytes=stored.file(HISTORY).size,
             versions=versions,
         )
-        write_mark(self._data_dir, [entry], self._disk)
+        write_marker(self._data_dir, [entry], self._disk)
         self._disk.remove_folder(taken)
         return stored
 
@@ -170,7 +170,7 @@ class Takeover:
 def clear(data_dir: Path, disk: Disk = DISK) -> None:
     """Remove a trainer's files besides versions and history: the marker first, its hold on the log
     last."""
-    remove_mark(data_dir, disk)
+    remove_marker(data_dir, disk)
     role = folder_of(data_dir, ROLE)
     for folder in (CHECKPOINTS, REPLAY, NIGHTLY, MEMORY):
         disk.remove_folder(data_dir / folder)

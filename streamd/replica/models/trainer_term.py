@@ -9,7 +9,7 @@ import structlog
 
 from streamd.errors import FencedError
 from streamd.replica.models import records
-from streamd.replica.models.mark import NOTHING, Stored, read_mark, write_mark
+from streamd.replica.models.checkpoint_marker import NOTHING, Stored, read_marker, write_marker
 from streamd.replica.models.state import ModelsState
 from streamd.replica.models.topic import ModelsTopic
 from streamd.store.checkpoints import StoredCheckpoint, newest_term
@@ -53,7 +53,7 @@ class TrainerTerm:
         self.newest: StoredCheckpoint | None = None
         self.uploaded: dict[str, StoredVersion] = {}
         self.has_asked = False
-        self._entries = read_mark(data_dir)
+        self._entries = read_marker(data_dir)
 
     def claim(self, topic: ModelsTopic, state: ModelsState) -> None:
         """Win a term of the models topic, and read the topic to its end. If it has no valid record
@@ -94,7 +94,7 @@ class TrainerTerm:
         newest = state.checkpoints[-1].name if state.checkpoints else ""
         since = names.index(newest) if newest in names else 0
         self._entries = [*self._entries[since:], entry]
-        write_mark(self._data_dir, self._entries)
+        write_marker(self._data_dir, self._entries)
 
     def has_stored(self, name: str) -> bool:
         """Whether the state in this directory continues from a checkpoint."""
@@ -108,4 +108,4 @@ class TrainerTerm:
 
     def renew(self) -> None:
         """Read the marker again, after a checkpoint was taken."""
-        self._entries = read_mark(self._data_dir)
+        self._entries = read_marker(self._data_dir)

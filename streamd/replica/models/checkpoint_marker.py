@@ -15,7 +15,7 @@ import structlog
 from streamd.storage import DISK, Disk, write_durably
 
 logger = structlog.get_logger()
-MARK = "train/stored.json"
+MARKER = "train/stored.json"
 """Path in the data directory."""
 
 
@@ -35,26 +35,26 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 NOTHING = Stored(name="")
 
 
-def read_mark(data_dir: Path) -> list[Stored]:
+def read_marker(data_dir: Path) -> list[Stored]:
     """Read the marker, oldest entry first. Returns: no entry if the marker is missing or damaged;
     then the trainer takes the newest checkpoint of the store."""
     try:
-        return msgspec.json.decode((data_dir / MARK).read_bytes(), type=list[Stored])
+        return msgspec.json.decode((data_dir / MARKER).read_bytes(), type=list[Stored])
     except FileNotFoundError:
         return []
     except msgspec.DecodeError as error:
-        logger.error("mark_damaged", path=str(data_dir / MARK), error=str(error))
+        logger.error("checkpoint_marker_damaged", path=str(data_dir / MARKER), error=str(error))
         return []
 
 
-def write_mark(data_dir: Path, entries: list[Stored], disk: Disk = DISK) -> None:
+def write_marker(data_dir: Path, entries: list[Stored], disk: Disk = DISK) -> None:
     """Write a marker durably. Raises: OSError."""
-    (data_dir / MARK).parent.mkdir(parents=True, exist_ok=True)
-    write_durably(data_dir / MARK, msgspec.json.encode(entries), disk)
+    (data_dir / MARKER).parent.mkdir(parents=True, exist_ok=True)
+    write_durably(data_dir / MARKER, msgspec.json.encode(entries), disk)
 
 
-def remove_mark(data_dir: Path, disk: Disk = DISK) -> None:
+def remove_marker(data_dir: Path, disk: Disk = DISK) -> None:
     """Remove the marker durably, if there is one. Raises: OSError."""
-    if (data_dir / MARK).exists():
-        disk.unlink(data_dir / MARK)
-        disk.sync_folder((data_dir / MARK).parent)
+    if (data_dir / MARKER).exists():
+        disk.unlink(data_dir / MARKER)
+        disk.sync_folder((data_dir / MARKER).parent)
