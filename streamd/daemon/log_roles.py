@@ -174,7 +174,7 @@ def run_archive(settings: Settings, stop: threading.Event) -> None:
     """Copy the log to the store for other machines until `stop`. Raises: SettingsError,
     StoreError."""
     from streamd.eventlog.recovery import lock_directory
-    from streamd.replica.leader.led_here import LedHere, changelog_reader
+    from streamd.replica.leader.leadership_check import LeadershipCheck, changelog_reader
     from streamd.store.archive import RUNNING, open_archive
 
     # One archive for each data directory.
@@ -184,10 +184,10 @@ def run_archive(settings: Settings, stop: threading.Event) -> None:
     if lock is None:
         return
     try:
-        lead: LedHere | None = None
+        lead: LeadershipCheck | None = None
         if settings.log.member == "standby":
             connect = partial(changelog_reader, settings.kafka, settings.log.name)
-            lead = LedHere(settings.data_dir, connect)
+            lead = LeadershipCheck(settings.data_dir, connect)
         archive = open_archive(settings, beat, stop, lead)
         open_port(
             settings.telemetry.archive_port,

@@ -22,7 +22,7 @@ from streamd.replica.follower.bootstrap import (
     take_manifest,
 )
 from streamd.replica.follower.follower import Follower
-from streamd.replica.follower.own_holds import DROP_SECONDS, readers_before
+from streamd.replica.follower.local_readers import DROP_SECONDS, readers_before
 from streamd.replica.leader import fitness
 from streamd.replica.leader.connect import Stopped, find_changelog, open_topic
 from streamd.replica.leader.publisher import ChangelogPublisher

@@ -11,7 +11,7 @@ from streamd.registry import Registry
 from streamd.registry.locks import lock_writer
 from streamd.replica.follower.end_offsets import SourceEnds
 from streamd.replica.models.follower import ModelsFollower
-from streamd.replica.models.standby import LOOK_SECONDS, Beginning, leads
+from streamd.replica.models.standby import LOOK_SECONDS, TrainerStart, leads
 from streamd.replica.models.topic import KafkaModelsTopic
 from streamd.replica.worker_thread import StepThread
 from streamd.settings.loading import Settings
@@ -23,7 +23,7 @@ logger = structlog.get_logger()
 NOT_SENT = "log.store, which has the versions' files, is not set"
 
 
-class OneWriter:
+class LockedFollower:
     """Follows the models topic while it holds the lock of the folder of versions, so that no
     trainer here writes there too. Owner: its thread."""
 
@@ -65,7 +65,7 @@ def training_in_term(
             beat.touch("standby")
         yield lambda _: None
         return
-    session = Beginning(
+    session = TrainerStart(
         paths,
         settings.log,
         settings.holds.lease_seconds,
@@ -99,7 +99,7 @@ def follow_models(settings: Settings) -> list[StepThread]:
 
     threads = [StepThread("ends", lambda: SourceEnds(settings.data_dir, settings.kafka))]
     if settings.log.store:
-        threads.append(StepThread("models", lambda: OneWriter(Registry.of(settings), follow)))
+        threads.append(StepThread("models", lambda: LockedFollower(Registry.of(settings), follow)))
     else:
         logger.warning("models_not_followed", meaning=NOT_SENT)
     return threads

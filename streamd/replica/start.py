@@ -23,7 +23,7 @@ from streamd.storage import DISK, Disk
 
 logger = structlog.get_logger()
 READ_SECONDS = 0.2
-PUBLISH_ANEW = "remove the topic unless it is new, and {}, to publish from the present commit on"
+PUBLISH_AGAIN = "remove the topic unless it is new, and {}, to publish from the present commit on"
 """The operator's action if the changelog is not that of the log any more."""
 
 
@@ -100,7 +100,7 @@ def check_follows(data_dir: Path, record: Record, line: str | None) -> None:
     """Check that a record's commit follows the newest commit here, whose line has the checksum
     `line`. Raises: DivergedError."""
     if line and record.before and record.before != line:
-        raise _diverged(data_dir, record.seq - 1)
+        raise _divergence_error(data_dir, record.seq - 1)
 
 
 def reconcile(
@@ -132,7 +132,7 @@ def reconcile(
         raise ChangelogError(
             f"The changelog ends at offset {end}, and {data_dir} has read it up to "
             f"{stored.offset}: its topic was created again, or lost records.",
-            f"on the leader, {PUBLISH_ANEW.format(data_dir / CHANGELOG)}; elsewhere start with an "
+            f"on the leader, {PUBLISH_AGAIN.format(data_dir / CHANGELOG)}; elsewhere start with an "
             "empty data_dir once there is a manifest.",
         )
     position = stored or ChangelogPosition(0, 0, 0)
@@ -153,7 +153,7 @@ def reconcile(
         raise ChangelogError(
             f"The changelog ends at commit {position.seq}, and {data_dir} has published commit "
             f"{shown}: it continued without the changelog, or that lost records.",
-            f"on the leader, {PUBLISH_ANEW.format(data_dir / CHANGELOG)}; elsewhere start with an "
+            f"on the leader, {PUBLISH_AGAIN.format(data_dir / CHANGELOG)}; elsewhere start with an "
             "empty data_dir.",
         )
     # The log had no changelog until now: all that is published stays.
@@ -188,7 +188,7 @@ class _Comparison:
                 if entry.offset >= until:
                     break
                 if not self._has_position:
-                    _pass_over_lacking(self._admission, entry, self._shown)
+                    _skip_lacking(self._admission, entry, self._shown)
                 verdict = self._admission.judge(entry)
                 is_of_commit = verdict in (Verdict.FIRST, Verdict.NEXT)
                 if (
@@ -215,14 +215,14 @@ class _Comparison:
         is_due = record.seq > self._shown or record.is_last
         if mine is not None and mine != record.line and is_due:
             if record.seq <= self._shown:
-                raise _diverged(self._data_dir, record.seq)
+                raise _divergence_error(self._data_dir, record.seq)
             logger.warning("lines_truncated", first_seq=record.seq, data_dir=str(self._data_dir))
             take_back(self._data_dir, record.seq, disk)
             return False
         return mine is not None or record.seq <= self._shown
 
 
-def _pass_over_lacking(admission: Admission, entry: Read, shown: int) -> None:
+def _skip_lacking(admission: Admission, entry: Read, shown: int) -> None:
     """Skip commits that the changelog lacks and this directory, which stores no position yet, has
     published: the log is older than the changelog."""
     if isinstance(entry, Claim):
@@ -232,10 +232,10 @@ def _pass_over_lacking(admission: Admission, entry: Read, shown: int) -> None:
     else:
         lacks_until = 0
     if admission.seq < lacks_until <= shown:
-        admission.go_on_behind(lacks_until)
+        admission.skip_to(lacks_until)
 
 
-def _diverged(data_dir: Path, seq: int) -> DivergedError:
+def _divergence_error(data_dir: Path, seq: int) -> DivergedError:
     return DivergedError(
         f"{data_dir} has published another commit {seq} than the changelog has.",
         "keep the directory aside, check that one leader runs, and start here with an empty one.",

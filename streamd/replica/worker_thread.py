@@ -58,13 +58,13 @@ class StepThread:
             except Exception as error:  # noqa: BLE001 - the thread must continue: its process does other things
                 self._log(error)
                 if isinstance(error, KafkaError) and made is not None:
-                    self._closed(made)
+                    self._close_task(made)
                     made = None
                 self._stop.wait(RETRY_SECONDS)
         if made is not None:
-            self._closed(made)
+            self._close_task(made)
 
-    def _closed(self, made: Stepped) -> None:
+    def _close_task(self, made: Stepped) -> None:
         try:
             made.close()
         except Exception as error:  # noqa: BLE001 - as above

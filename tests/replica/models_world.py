@@ -16,7 +16,7 @@ from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, TrainResult
 from streamd.replica.models.follower import ModelsFollower
 from streamd.replica.models.publisher import ModelsPublisher
-from streamd.replica.models.standby import Beginning
+from streamd.replica.models.standby import TrainerStart
 from streamd.replica.models.state import ModelsState
 from streamd.replica.models.takeover import Takeover
 from streamd.replica.models.trainer_term import TrainerTerm
@@ -82,7 +82,7 @@ class Killed(BaseException):
 
 def beginning_of(settings, open_topic, beat, stop=None):
     """What waits until a trainer may begin, as the train process makes it."""
-    return Beginning(Paths.of(settings, "train"), settings.log, settings.holds.lease_seconds, lambda: Registry.of(settings), open_topic, beat,
+    return TrainerStart(Paths.of(settings, "train"), settings.log, settings.holds.lease_seconds, lambda: Registry.of(settings), open_topic, beat,
                      stop or threading.Event())
 
 

@@ -171,7 +171,7 @@ def test_a_record_that_arrives_late_a_second_time_changes_nothing(trainer, repli
     replica.step()
     trainer.settle()
     assert content(replica.settings.data_dir) == content(trainer.settings.data_dir)
-    assert replica.follower.state.passed_over >= 7
+    assert replica.follower.state.num_skipped >= 7
 
 
 def test_while_kafka_is_away_the_registry_is_the_queue(trainer, replica, log):
@@ -513,7 +513,7 @@ def test_a_replica_made_of_a_newer_backup_waits_for_the_topic(trainer, replica, 
 def test_a_record_that_cannot_be_trusted_is_passed_over(value):
     state = ModelsState()
     state.take([value])
-    assert state.passed_over == 1 and (state.number, state.open, state.moves, state.windows) == (0, {}, [], [])
+    assert state.num_skipped == 1 and (state.number, state.open, state.moves, state.windows) == (0, {}, [], [])
 
 
 def test_a_version_that_would_write_elsewhere_is_passed_over(trainer, log):
@@ -526,7 +526,7 @@ def test_a_version_that_would_write_elsewhere_is_passed_over(trainer, log):
                 msgspec.structs.replace(files[0], pieces=[msgspec.structs.replace(files[0].pieces[0], object="../x")])):
         state = ModelsState()
         state.take([records.encode(msgspec.structs.replace(good, version=msgspec.structs.replace(good.version, files=[bad])))])
-        assert state.passed_over == 1 and not state.versions
+        assert state.num_skipped == 1 and not state.versions
 
 
 def test_records_of_an_older_term_do_not_count():
@@ -535,7 +535,7 @@ def test_records_of_an_older_term_do_not_count():
     claimed = records.Claimed(term=2, member="m", id="a" * 32, at=1.0)
     moved = [records.Moved(term=term, number=number, line=move) for term, number in ((2, 1), (1, 9))]
     state.take([records.encode(record) for record in (claimed, *moved)])
-    assert len(state.moves) == 1 and state.passed_over == 1
+    assert len(state.moves) == 1 and state.num_skipped == 1
 
 
 # Compaction over machines

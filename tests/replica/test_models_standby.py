@@ -47,7 +47,7 @@ def compaction(event):
 def test_the_first_claim_of_the_next_term_wins_and_no_other():
     state = ModelsState()
     state.take([claim(3, "a"), claim(2, "b"), claim(2, "c"), claim(4, "d"), claim(3, "e"), claim(1, "f")])
-    assert (state.term, state.trainer, state.passed_over) == (3, "e" * 32, 4)
+    assert (state.term, state.trainer, state.num_skipped) == (3, "e" * 32, 4)
 
 
 def test_numbers_begin_anew_with_each_term_and_late_records_do_not_count():
@@ -57,7 +57,7 @@ def test_numbers_begin_anew_with_each_term_and_late_records_do_not_count():
         return records.encode(records.Scored(term=term, number=number, index=index, line=line))
 
     state.take([window(1, 1, 0, "a"), window(1, 2, 1, "b"), claim(2, "a"), window(1, 3, 2, "late"), window(2, 1, 2, "c"), window(2, 1, 2, "again")])
-    assert state.windows == ["a", "b", "c"] and state.passed_over == 2
+    assert state.windows == ["a", "b", "c"] and state.num_skipped == 2
 
 
 @pytest.mark.parametrize("fault", ["lose_next", "keep_but_fail_next"])

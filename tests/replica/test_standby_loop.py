@@ -493,19 +493,19 @@ def test_a_stop_ends_each_wait(replica):
 def test_silence_is_only_what_the_brokers_confirm():
     silence = Silence()
     assert silence.seconds(5) == 0
-    silence.answered(10, 0)
-    silence.answered(12, 0)
+    silence.note_answer(10, 0)
+    silence.note_answer(12, 0)
     assert silence.seconds(12) == 2
     assert silence.seconds(100) == 2, "nobody answered since"
-    silence.answered(12 + ANSWER_SECONDS + 0.1, 0)
+    silence.note_answer(12 + ANSWER_SECONDS + 0.1, 0)
     assert silence.seconds(50) == 0
-    silence.heard(60)
-    silence.answered(61, 0)
+    silence.note_record(60)
+    silence.note_answer(61, 0)
     assert silence.seconds(61) == 1
-    silence.answered(62, 3)
+    silence.note_answer(62, 3)
     assert silence.seconds(62) == 0
-    silence.answered(63, 0)
-    silence.answered(64, 0)
+    silence.note_answer(63, 0)
+    silence.note_answer(64, 0)
     assert silence.seconds(64) == 1
 
 

@@ -29,7 +29,7 @@ import streamd.ingest.loop
 import streamd.replica.follow_loop
 import streamd.replica.leader.connect
 import streamd.replica.leader.election
-import streamd.replica.leader.led_here
+import streamd.replica.leader.leadership_check
 import streamd.replica.leader.succession
 import streamd.replica.parts  # noqa: F401 - see above
 import streamd.store.archive

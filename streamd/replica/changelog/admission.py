@@ -72,7 +72,7 @@ class Admission:
         if entry.term > self.term:
             if not entry.is_whole:
                 return self._pass_stray(entry)
-            raise _unclaimed(entry)
+            raise _unclaimed_error(entry)
         if entry.term < self.term:
             return Verdict.VOID
         return Verdict.ALIVE if isinstance(entry, Heartbeat) else self._judge_commit(entry)
@@ -81,7 +81,7 @@ class Admission:
         if claim.term <= self.term:
             return Verdict.VOID
         if claim.term > self.term + 1:
-            raise _unclaimed(claim)
+            raise _unclaimed_error(claim)
         if claim.seq > self.seq:
             raise missing(self.seq, claim.seq + 1)
         # No other leader completes a commit that a deposed leader has begun.
@@ -118,7 +118,7 @@ class Admission:
                 return Verdict.VOID
             self._next_part += 1
         if record.is_last:
-            self.go_on_behind(record.seq)
+            self.skip_to(record.seq)
         return Verdict.FIRST if record.part == 0 else Verdict.NEXT
 
     def _pass_stray(self, entry: Read) -> Verdict:
@@ -126,7 +126,7 @@ class Admission:
         count_stray(entry.offset, "its value differs from its checksum")
         return Verdict.VOID
 
-    def go_on_behind(self, seq: int) -> None:
+    def skip_to(self, seq: int) -> None:
         """Set the newest complete commit; the changelog itself may lack it."""
         self.seq = seq
         self._next_part = 0
@@ -139,7 +139,7 @@ def missing(seq: int, following: int) -> OutOfRange:
     )
 
 
-def _unclaimed(entry: Read) -> DivergedError:
+def _unclaimed_error(entry: Read) -> DivergedError:
     return DivergedError(
         f"The record at offset {entry.offset} of the changelog has term {entry.term}, "
         "but a claim before it is missing: the changelog lost records.",

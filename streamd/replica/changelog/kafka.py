@@ -52,7 +52,7 @@ class KafkaReader:
             begin = self._consumer.beginning_offsets([tp])[tp]
             return begin, self._consumer.end_offsets([tp])[tp]
         except ClientError as error:
-            raise self._unanswered(error) from None
+            raise self._unanswered_error(error) from None
 
     @property
     def lag(self) -> int | None:
@@ -74,7 +74,7 @@ class KafkaReader:
         except OffsetOutOfRangeError:
             raise OutOfRange(f"the changelog has no record {self.position} any more") from None
         except ClientError as error:
-            raise self._unanswered(error) from None
+            raise self._unanswered_error(error) from None
         if not records:
             self._idle()
         return decode_records((r.offset, r.headers, r.value) for r in records)
@@ -82,7 +82,7 @@ class KafkaReader:
     def close(self) -> None:
         self._consumer.close()
 
-    def _unanswered(self, error: Exception) -> KafkaError:
+    def _unanswered_error(self, error: Exception) -> KafkaError:
         return KafkaError(
             f"The changelog {self._partition.topic} cannot be read: {error}.",
             f"check {self._kafka.bootstrap_servers}, kafka.client and this user's rights.",
@@ -101,7 +101,7 @@ class KafkaReceipt:
         if not self._future.is_done:
             return None
         if self._future.failed():
-            raise _not_stored(self._future.exception)
+            raise _not_stored_error(self._future.exception)
         return int(self._future.value.offset)
 
     def wait(self, seconds: float) -> None:
@@ -127,7 +127,7 @@ class KafkaProducer:
                 self._topic, record.value, headers=record.headers(), partition=0
             )
         except ClientError as error:
-            raise _not_stored(error) from None
+            raise _not_stored_error(error) from None
         return KafkaReceipt(sent)
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class KafkaProducer:
         self._producer.close(timeout=1)
 
 
-def _not_stored(error: Exception) -> KafkaError:
+def _not_stored_error(error: Exception) -> KafkaError:
     return KafkaError(
         f"The changelog did not store a record: {type(error).__name__} {error}.",
         "check the brokers; ingest restarts, and publishes the missing commits again.",

@@ -82,7 +82,7 @@ class Record(NamedTuple):
         texts = {**numbers, "line": self.line, "crc": self.crc}
         if self.before:
             texts["before"] = self.before
-        return _encoded(texts)
+        return _encode_headers(texts)
 
 
 class Claim(NamedTuple):
@@ -109,7 +109,7 @@ class Claim(NamedTuple):
         return msgspec.json.encode({"member": self.member, "id": self.id, "seq": self.seq})
 
     def headers(self) -> list[tuple[str, bytes]]:
-        return _encoded({"kind": CLAIM, "term": self.term, "crc": crc32c(self.value)})
+        return _encode_headers({"kind": CLAIM, "term": self.term, "crc": crc32c(self.value)})
 
 
 class Heartbeat(NamedTuple):
@@ -129,7 +129,7 @@ class Heartbeat(NamedTuple):
         return b""
 
     def headers(self) -> list[tuple[str, bytes]]:
-        return _encoded({"kind": HEARTBEAT, "term": self.term, "member": self.member})
+        return _encode_headers({"kind": HEARTBEAT, "term": self.term, "member": self.member})
 
 
 class Stray(NamedTuple):
@@ -160,7 +160,7 @@ Read = Entry | Stray
 """Any record of the changelog."""
 
 
-def _encoded(headers: dict[str, Any]) -> list[tuple[str, bytes]]:
+def _encode_headers(headers: dict[str, Any]) -> list[tuple[str, bytes]]:
     return [(name, str(text).encode()) for name, text in headers.items()]
 
 
@@ -197,7 +197,7 @@ def encode(commit: Commit, read: Callable[[FileRange], bytes], part_bytes: int) 
 
     With equal `part_bytes`, a commit is always split at the same offsets.
     """
-    plan = list(_planned(commit, part_bytes - HEAD_BYTES))
+    plan = list(_plan_pieces(commit, part_bytes - HEAD_BYTES))
     line_crc = commit.line[:8].decode()
     for part, pieces in enumerate(plan):
         first = part == 0
@@ -227,7 +227,7 @@ def encode(commit: Commit, read: Callable[[FileRange], bytes], part_bytes: int) 
         )
 
 
-def _planned(commit: Commit, room: int) -> Iterator[list[FileRange]]:
+def _plan_pieces(commit: Commit, room: int) -> Iterator[list[FileRange]]:
     """Yield the pieces of each part."""
     pieces: list[FileRange] = []
     free = room - len(msgspec.json.encode((commit.made, commit.schema)))
@@ -294,7 +294,7 @@ def decode_record(offset: int, headers: Iterable[tuple[str, bytes]], value: byte
             why = f"its kind is {kind!r}, which this streamd does not know"
             # With a term and a valid checksum, a newer release of streamd wrote it.
             is_ours = "term" in found and crc32c(value) == _number(found.get("crc", b""))
-            raise _damaged(offset, why) if is_ours else StrayRecord(why)
+            raise _damage_error(offset, why) if is_ours else StrayRecord(why)
         term, seq, part, parts, crc = (
             _number(found[name]) for name in ("term", "seq", "part", "parts", "crc")
         )
@@ -349,13 +349,15 @@ def decode_value(record: Record) -> tuple[Head, memoryview]:
     """Decode a record's value into its head and the bytes of the pieces. Raises: ChangelogError."""
     value = record.value
     if not record.is_whole:
-        raise _damaged(record.offset, "its value differs from its checksum")
+        raise _damage_error(record.offset, "its value differs from its checksum")
     try:
         (length,) = LENGTH.unpack_from(value)
         text = value[LENGTH.size : LENGTH.size + length]
         found = msgspec.json.decode(text)[0]
         if found != FORMAT:
-            raise _damaged(record.offset, f"its format is {found}, this streamd reads {FORMAT}")
+            raise _damage_error(
+                record.offset, f"its format is {found}, this streamd reads {FORMAT}"
+            )
         head = msgspec.json.decode(text, type=Head)
     except (
         struct.error,
@@ -365,17 +367,17 @@ def decode_value(record: Record) -> tuple[Head, memoryview]:
         KeyError,
         RecursionError,
     ) as error:
-        raise _damaged(record.offset, str(error)) from None
+        raise _damage_error(record.offset, str(error)) from None
     data = memoryview(value)[LENGTH.size + length :]
     fits = all(offset >= 0 and size > 0 for _, offset, size in head.pieces)
     if not fits or sum(size for _, _, size in head.pieces) != len(data):
-        raise _damaged(record.offset, "its pieces do not fit its bytes")
+        raise _damage_error(record.offset, "its pieces do not fit its bytes")
     if not 0 < head.line_bytes <= MAX_LINE_BYTES:
-        raise _damaged(record.offset, f"its line has {head.line_bytes} bytes")
+        raise _damage_error(record.offset, f"its line has {head.line_bytes} bytes")
     return head, data
 
 
-def _damaged(offset: int, why: str) -> ChangelogError:
+def _damage_error(offset: int, why: str) -> ChangelogError:
     return ChangelogError(
         f"The record at offset {offset} of the changelog cannot be used: {why}.",
         "make sure that only this log's streamd writes the topic; then start followers from the "

@@ -63,7 +63,7 @@ def ensure_topic(admin: KafkaAdminClient, kafka: KafkaSettings, name: str) -> To
     """Create a topic of one partition if it is missing, and check it. Raises: KafkaError,
     ChangelogError."""
     try:
-        if _described(admin, name) is None:
+        if _describe_topic(admin, name) is None:
             num_brokers = len(admin.describe_cluster()["brokers"])
             topic = {
                 "num_partitions": 1,
@@ -74,7 +74,7 @@ def ensure_topic(admin: KafkaAdminClient, kafka: KafkaSettings, name: str) -> To
                 admin.create_topics({name: topic}, wait_for_metadata=True)
         state = look_at_topic(admin, name)
     except ClientError as error:
-        raise _unanswered(kafka, name, error) from None
+        raise _unanswered_error(kafka, name, error) from None
     if state is None:
         raise KafkaError(f"The topic {name!r} was created and is not visible yet.", "wait.")
     return state
@@ -85,13 +85,13 @@ def find_topic(admin: KafkaAdminClient, kafka: KafkaSettings, name: str) -> Topi
     try:
         return look_at_topic(admin, name)
     except ClientError as error:
-        raise _unanswered(kafka, name, error) from None
+        raise _unanswered_error(kafka, name, error) from None
 
 
 def look_at_topic(admin: KafkaAdminClient, name: str) -> TopicState | None:
     """Check a topic. Returns: None if it does not exist. Raises: ChangelogError if its settings
     could lose or reorder acknowledged records, kafka.errors.KafkaError."""
-    described = _described(admin, name)
+    described = _describe_topic(admin, name)
     if described is None:
         return None
     cluster = admin.describe_cluster()
@@ -129,7 +129,7 @@ def look_at_topic(admin: KafkaAdminClient, name: str) -> TopicState | None:
     return TopicState(name, changelog, num_brokers, replicas, size, warnings)
 
 
-def _described(admin: KafkaAdminClient, name: str) -> dict[str, Any] | None:
+def _describe_topic(admin: KafkaAdminClient, name: str) -> dict[str, Any] | None:
     for topic in admin.describe_topics([name]):
         if topic["name"] == name and not topic["error_code"] and topic["partitions"]:
             found: dict[str, Any] = topic
@@ -152,7 +152,7 @@ def _configs(admin: KafkaAdminClient, name: str) -> dict[str, str]:
     }
 
 
-def _unanswered(kafka: KafkaSettings, name: str, error: Exception) -> KafkaError:
+def _unanswered_error(kafka: KafkaSettings, name: str, error: Exception) -> KafkaError:
     return KafkaError(
         f"The topic {name!r} cannot be created or described: {error}.",
         f"check {kafka.bootstrap_servers}, kafka.client and this user's rights to the topic.",

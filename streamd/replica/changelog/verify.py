@@ -69,12 +69,12 @@ def compare(
                 break
             # The changelog may start with any commit, and lack commits before a claim.
             if isinstance(record, Claim) and record.term == admission.term + 1:
-                admission.go_on_behind(max(admission.seq, record.seq))
+                admission.skip_to(max(admission.seq, record.seq))
                 # From offset 0 on no record was deleted, so the claim gives the next number.
                 is_placed = is_placed or begin == 0
             is_due = record.term == admission.term and record.is_whole
             if isinstance(record, Record) and is_due and not is_placed:
-                admission.go_on_behind(record.seq - 1)
+                admission.skip_to(record.seq - 1)
                 is_placed = record.part == 0
             verdict = admission.judge(record)
             if not isinstance(record, Record) or verdict not in (Verdict.FIRST, Verdict.NEXT):

@@ -94,7 +94,7 @@ def bootstrap(
     DiskError if the directory cannot be written, as on a full disk: the next call starts again.
     """
     with _writing(data_dir, disk):
-        _put_in_place(data_dir, disk)
+        _move_in(data_dir, disk)
         wanted = [
             file
             for file in manifest.files
@@ -102,7 +102,7 @@ def bootstrap(
         ]
         made = data_dir / MADE
         restore(store, msgspec.structs.replace(manifest, files=wanted), made, progress, disk=disk)
-        _put_in_place(data_dir, disk)
+        _move_in(data_dir, disk)
     replica_metrics.follow_bootstraps.inc()
     logger.info("bootstrapped", seq=manifest.seq, changelog_offset=manifest.changelog_offset)
 
@@ -112,7 +112,7 @@ def finish_bootstrap(data_dir: Path, disk: Disk = DISK) -> None:
     none. Raises: LockedError, DiskError."""
     if (data_dir / MADE).exists():
         with _writing(data_dir, disk):
-            _put_in_place(data_dir, disk)
+            _move_in(data_dir, disk)
 
 
 @contextmanager
@@ -130,7 +130,7 @@ def _writing(data_dir: Path, disk: Disk) -> Iterator[None]:
         disk.close(lock)
 
 
-def _put_in_place(data_dir: Path, disk: Disk = DISK) -> None:
+def _move_in(data_dir: Path, disk: Disk = DISK) -> None:
     """Replace the old log by the new one, if that is complete. The caller holds the lock."""
     made = data_dir / MADE
     disk.remove_folder(data_dir / f".{MADE}.restore{SCRATCH}")

@@ -179,22 +179,22 @@ class Follower:
             at += size
             if path == LINE:
                 if offset != len(self._line) or offset + size > self._line_bytes:
-                    raise _misplaced(record, "bytes of its line")
+                    raise _misplaced_error(record, "bytes of its line")
                 self._line += part
             elif not self._applier.has_begun:
-                raise _misplaced(record, f"bytes of {path} before its line")
+                raise _misplaced_error(record, f"bytes of {path} before its line")
             else:
                 self._applier.write(path, offset, part)
             whole = len(self._line) == self._line_bytes
             if path == LINE and whole:
                 if self._line[:8].decode(errors="replace") != record.line:
-                    raise _misplaced(record, "a line that differs from its headers")
+                    raise _misplaced_error(record, "a line that differs from its headers")
                 self._applier.begin(bytes(self._line), self._made)
 
     def _finish(self, record: Record) -> None:
         assert self._applier is not None
         if not self._applier.has_begun:
-            raise _misplaced(record, "no whole line")
+            raise _misplaced_error(record, "no whole line")
         fields = decode_line(bytes(self._line))
         if fields is not None and (dropped := fields.get("dropped")):
             ends = [s.end for s in self._applier.newest.segments if s.first_edge in dropped]
@@ -216,10 +216,10 @@ def _schema_of(record: Record, head: Head) -> Schema:
         assert head.schema is not None
         return Schema.restored(head.schema)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _misplaced(record, f"the schema {error!r}") from None
+        raise _misplaced_error(record, f"the schema {error!r}") from None
 
 
-def _misplaced(record: Record, what: str) -> ChangelogError:
+def _misplaced_error(record: Record, what: str) -> ChangelogError:
     return ChangelogError(
         f"The record at offset {record.offset} of the changelog has {what}.",
         "make sure that only this log's streamd writes the topic; then start from the newest "

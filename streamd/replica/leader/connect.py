@@ -30,7 +30,7 @@ def open_topic(kafka: KafkaSettings, log_name: str) -> TopicState:
     this. Raises: KafkaError, ChangelogError."""
     admin = make_admin(kafka)
     try:
-        return _told(ensure_topic(admin, kafka, changelog_topic(log_name)))
+        return _log_warnings(ensure_topic(admin, kafka, changelog_topic(log_name)))
     finally:
         admin.close()
 
@@ -43,10 +43,10 @@ def find_changelog(kafka: KafkaSettings, log_name: str) -> TopicState | None:
         state = find_topic(admin, kafka, changelog_topic(log_name))
     finally:
         admin.close()
-    return None if state is None else _told(state)
+    return None if state is None else _log_warnings(state)
 
 
-def _told(state: TopicState) -> TopicState:
+def _log_warnings(state: TopicState) -> TopicState:
     for warning in state.warnings:
         logger.warning("changelog_at_risk", topic=state.name, why=warning)
     return state

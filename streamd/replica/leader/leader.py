@@ -99,7 +99,7 @@ class _Start:
 
         # The read that returned the claim may also have returned a later claim.
         if self._publisher is None and position.term > self._claimed.term:
-            raise _fenced(None)
+            raise _fenced_error(None)
         return self._publisher or self._publish_from(position)
 
     def _follow(self, follower: Follower, until: int) -> None:
@@ -159,7 +159,7 @@ class _Start:
         reader's position is unchanged. Raises: FencedError, KafkaError, ChangelogError.
         """
         if self._after_term is not None and position.term > self._after_term:
-            raise _fenced(None)
+            raise _fenced_error(None)
         claim = Claim(
             offset=0,
             term=max(position.term, UNCLAIMED) + 1,
@@ -186,7 +186,7 @@ class _Start:
                 if isinstance(entry, Claim) and entry.id == claim.id:
                     self._reader.seek(begin)
                     if winner is not entry:
-                        raise _fenced(winner)
+                        raise _fenced_error(winner)
                     logger.info("term_claimed", term=claim.term, offset=entry.offset)
                     return entry
             self._waiting()
@@ -196,7 +196,7 @@ class _Start:
         )
 
 
-def _fenced(winner: Claim | None) -> FencedError:
+def _fenced_error(winner: Claim | None) -> FencedError:
     if winner is None:
         what = "it claimed a higher term"
     else:

@@ -12,13 +12,13 @@ from streamd.storage import DISK, write_durably
 
 logger = structlog.get_logger()
 INGEST = "ingest"
-ASKED = "lead"
+REQUEST = "lead"
 """File with a request to lead."""
-LED = "led"
+LAST_TERM = "led"
 """File with the last term in which this directory led."""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class LeadRequest(msgspec.Struct, frozen=True):
     """A request to lead. until: wall time in seconds at which the requester stops waiting."""
 
     until: float
@@ -26,19 +26,19 @@ class Asked(msgspec.Struct, frozen=True):
 
 def ask_to_lead(data_dir: Path, seconds: float) -> None:
     """Ask the standby of a directory to lead; the request expires after `seconds`."""
-    path = make_folder(data_dir, INGEST) / ASKED
-    write_durably(path, msgspec.json.encode(Asked(time.time() + seconds)))
+    path = make_folder(data_dir, INGEST) / REQUEST
+    write_durably(path, msgspec.json.encode(LeadRequest(time.time() + seconds)))
 
 
 def is_asked_to_lead(data_dir: Path) -> bool:
     """Whether there is a request that has not expired; an expired one is removed."""
-    path = make_folder(data_dir, INGEST) / ASKED
+    path = make_folder(data_dir, INGEST) / REQUEST
     try:
-        asked = msgspec.json.decode(path.read_bytes(), type=Asked)
+        asked = msgspec.json.decode(path.read_bytes(), type=LeadRequest)
     except FileNotFoundError:
         return False
     except msgspec.DecodeError:
-        asked = Asked(0)
+        asked = LeadRequest(0)
     if time.time() < asked.until:
         return True
     withdraw(data_dir)
@@ -47,13 +47,13 @@ def is_asked_to_lead(data_dir: Path) -> bool:
 
 def withdraw(data_dir: Path) -> None:
     """Remove the request, if there is one."""
-    DISK.unlink(make_folder(data_dir, INGEST) / ASKED)
+    DISK.unlink(make_folder(data_dir, INGEST) / REQUEST)
 
 
 def led_term(data_dir: Path) -> int:
     """The last term in which a directory led, 0 if there is none."""
     try:
-        return int((make_folder(data_dir, INGEST) / LED).read_bytes())
+        return int((make_folder(data_dir, INGEST) / LAST_TERM).read_bytes())
     except (FileNotFoundError, ValueError):
         return 0
 
@@ -66,6 +66,6 @@ def note_led(data_dir: Path, term: int) -> None:
     it leads.
     """
     try:
-        write_durably(make_folder(data_dir, INGEST) / LED, b"%d" % term)
+        write_durably(make_folder(data_dir, INGEST) / LAST_TERM, b"%d" % term)
     except OSError as error:
         logger.warning("lead_not_stored", term=term, error=str(error))

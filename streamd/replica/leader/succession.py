@@ -38,11 +38,11 @@ class Silence:
         self._since: float | None = None
         self._answered = 0.0
 
-    def heard(self, now: float) -> None:
+    def note_record(self, now: float) -> None:
         """A record of the leader was read."""
         self._since = self._answered = now
 
-    def answered(self, now: float, records: int) -> None:
+    def note_answer(self, now: float, records: int) -> None:
         """The brokers reported the number of unread records of the changelog."""
         if records:
             # Behind, as after a pause of this process: the unread records may be the leader's.
@@ -120,7 +120,7 @@ class StandbySuccession:
         """As in `Succession`."""
         now = self._monotonic()
         if heard:
-            self._silence.heard(now)
+            self._silence.note_record(now)
         if now - self._asked_at < ASK_SECONDS:
             return False
 
@@ -128,7 +128,7 @@ class StandbySuccession:
         begin, end = reader.bounds()
         answered = self._monotonic()
         behind = max(0, end - reader.position)
-        self._silence.answered(answered, behind)
+        self._silence.note_answer(answered, behind)
         self._asked_at = answered
         if behind:
             return False

@@ -52,7 +52,7 @@ class Compactions:
                 # Ingest removes the request's file once all deleted data is gone.
                 if asked_to_compact(self._log_dir) is None:
                     self._on_step("compacted")
-                    self._topic.append([self._compacted(request.id)])
+                    self._topic.append([self._done_record(request.id)])
                 continue
             # No role will ever be past such an event, so all compactions would wait for it.
             if request.event > num_events:
@@ -70,7 +70,7 @@ class Compactions:
             event = max(request.event, asked_to_compact(self._log_dir) or 0)
             ask_to_compact(self._log_dir, event)
             self._on_step("released")
-            self._topic.append([self._released(request, late)])
+            self._topic.append([self._release_record(request, late)])
             if late:
                 logger.warning("members_left_out", members=late, lease_seconds=self._lease_seconds)
 
@@ -87,12 +87,12 @@ class Compactions:
             ask_to_compact(self._log_dir, max(*missing, asked_to_compact(self._log_dir) or 0))
         self._term.has_asked = True
 
-    def _compacted(self, request: str) -> Callable[[int], records.Known]:
+    def _done_record(self, request: str) -> Callable[[int], records.Known]:
         return lambda number: records.Compacted(
             term=self._topic.state.term, number=number, request=request
         )
 
-    def _released(
+    def _release_record(
         self, request: records.Request, left: list[str]
     ) -> Callable[[int], records.Known]:
         return lambda number: records.Released(

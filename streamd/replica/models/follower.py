@@ -91,7 +91,7 @@ class ModelsFollower:
         replica_metrics.models_missing.set(self._num_missing())
         named = (self.state.champion, self.state.shadow)
         failed: StoreError | None = None
-        for version in list(self.state.wanted()):
+        for version in list(self.state.versions_to_fetch()):
             if version.name not in named:
                 self._write_moves()
             try:

@@ -60,8 +60,8 @@ class ModelsPublisher:
         now: Callable[[], float] = time.time,
     ) -> None:
         """Args: paths: of the trainer. lease_seconds: longest wait of compaction for a member that
-        does not answer. trainer_term: the term that this trainer has claimed. on_step: called with the
-        name of each step as it begins; tests stop there. now: wall time, seconds."""
+        does not answer. trainer_term: of this trainer. on_step: called with the name of each step as
+        it begins; tests stop there. now: wall time, seconds."""
         self._history = paths.learned / HISTORY
         self._registry = registry
         self._topic = TrainerTopic(topic, registry, trainer_term)
@@ -107,7 +107,7 @@ class ModelsPublisher:
         self._hold.keep(self.state)
         self._do_requests()
         self._compactions.step()
-        here = self._seen()
+        here = self._file_stamps()
         if (here, self.state.number) == self._settled and not self._term.handovers.is_waiting:
             replica_metrics.models_published.set(self._now())
             return
@@ -125,13 +125,13 @@ class ModelsPublisher:
 
         # Steps 6 and 7.
         self._send_windows()
-        self._send_kept()
+        self._send_kept_names()
         self._sweep_store()
         replica_metrics.models_waiting.set(self._num_waiting())
         self._settled = here, self.state.number
         replica_metrics.models_published.set(self._now())
 
-    def _seen(self) -> list[tuple[str, int, int]]:
+    def _file_stamps(self) -> list[tuple[str, int, int]]:
         """The files of the registry and the history, as (name, modification time, size): they show
         any change."""
         folder = self._registry.folder
@@ -178,7 +178,7 @@ class ModelsPublisher:
             return
         begun = time.monotonic()
         self._on_step("upload")
-        versions = [self._uploaded(handover, name) for name in handover.versions]
+        versions = [self._upload_version(handover, name) for name in handover.versions]
         self._on_step("checkpoint")
         done = checkpoints.upload_checkpoint(
             handover.local,
@@ -231,7 +231,7 @@ class ModelsPublisher:
             seconds=round(time.monotonic() - begun, 3),
         )
 
-    def _uploaded(self, handover: Handover, name: str) -> StoredVersion:
+    def _upload_version(self, handover: Handover, name: str) -> StoredVersion:
         """A version of a handover, after its files are uploaded. Raises: StoreError."""
         folder = handover.local.folder / VERSIONS / name
         text = (folder / stored.MANIFEST).read_text()
@@ -373,7 +373,7 @@ class ModelsPublisher:
             same += 1
         return list(enumerate(lines))[same:]
 
-    def _send_kept(self) -> None:
+    def _send_kept_names(self) -> None:
         """Append the names of the versions that are kept here, once all of them are on the
         topic."""
         here = {m.name: self._registry.is_servable(m) for m in read_manifests(self._registry)}
@@ -392,7 +392,7 @@ class ModelsPublisher:
 
     def _sweep_store(self) -> None:
         """Remove from the store the versions and checkpoints that no machine needs."""
-        if self._swept_for == self._needed():
+        if self._swept_for == self._names_to_keep():
             return
         self._on_step("sweep")
         # A later trainer claims before it stores anything. So list first, then read the topic,
@@ -400,7 +400,7 @@ class ModelsPublisher:
         listed = self._store.sizes(stored.FOLDER)
         old = self._store.sizes(checkpoints.FOLDER)
         self._topic.read()
-        versions, names = self._needed()
+        versions, names = self._names_to_keep()
         objects = {stored.object_of(name) for name in versions}
         self._store.remove(name for name in listed if name not in objects)
         self._store.remove(name for name in old if name not in names)
@@ -412,7 +412,7 @@ class ModelsPublisher:
                 )
         self._swept_for = versions, names
 
-    def _needed(self) -> tuple[set[str], set[str]]:
+    def _names_to_keep(self) -> tuple[set[str], set[str]]:
         """Names of versions, and of the objects of checkpoints, that must stay."""
         newest = self.state.checkpoints[-1:]
         # The older of two checkpoints may contain deleted data.

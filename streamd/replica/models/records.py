@@ -195,29 +195,29 @@ def decode(value: bytes | None) -> Known:
     """Decode an untrusted record, and check it. Raises: ModelsTopicError."""
     if value is None or len(value) > MAX_BYTES:
         size = "no value" if value is None else f"{len(value):,} bytes"
-        raise ModelsTopicError(f"A record of the models topic has {size}.", _PASSED_OVER)
+        raise ModelsTopicError(f"A record of the models topic has {size}.", _SKIPPED)
     try:
         envelope = msgspec.json.decode(value, type=_Envelope)
         text = bytes(envelope.record)
         if f"{crc32c(text):08x}" != envelope.crc:
             raise ModelsTopicError(
-                "A record of the models topic differs from its checksum.", _PASSED_OVER
+                "A record of the models topic differs from its checksum.", _SKIPPED
             )
         record: Known = _decoder.decode(text)
         if isinstance(record, Version):
             check(record.version)
     except (msgspec.DecodeError, UnicodeDecodeError, StoreError) as error:
         raise ModelsTopicError(
-            f"A record of the models topic cannot be read: {error}.", _PASSED_OVER
+            f"A record of the models topic cannot be read: {error}.", _SKIPPED
         ) from None
     if wrong := _wrong(record):
         raise ModelsTopicError(
-            f"A record of the models topic cannot be trusted: {wrong}.", _PASSED_OVER
+            f"A record of the models topic cannot be trusted: {wrong}.", _SKIPPED
         )
     return record
 
 
-_PASSED_OVER = "none is needed: the record is skipped. Check which programs write to that topic."
+_SKIPPED = "none is needed: the record is skipped. Check which programs write to that topic."
 
 
 def _wrong(record: Known) -> str:

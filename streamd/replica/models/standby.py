@@ -85,7 +85,7 @@ class TrainerSession:
         os.close(self._lock)
 
 
-class Beginning:
+class TrainerStart:
     """Prepares the start of a trainer, and waits for brokers, store and log. Owner: the train
     process."""
 

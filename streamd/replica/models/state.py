@@ -55,7 +55,7 @@ class ModelsState:
         self.answers: dict[str, set[str]] = {}
         self.released: set[str] = set()
         self.purged_event = 0
-        self.passed_over = 0
+        self.num_skipped = 0
         """Number of records that could not be read, or were ignored."""
         self.kept_as: dict[str, bool] | None = None
         """Content of the newest record of kept versions, None if a version came since."""
@@ -71,7 +71,7 @@ class ModelsState:
             try:
                 self._admit(records.decode(value))
             except ModelsTopicError as error:
-                self.passed_over += 1
+                self.num_skipped += 1
                 replica_metrics.stray_records.labels(MODELS).inc()
                 logger.error("models_record_skipped", error=str(error))
 
@@ -82,22 +82,22 @@ class ModelsState:
         if isinstance(record, records.Trained):
             self._has_missed_claim |= bool(self.trainer) and record.term > self.term
             if record.term != self.term or record.number <= self.number:
-                self._pass_over(f"record {record.number} of term {record.term}")
+                self._skip(f"record {record.number} of term {record.term}")
                 return
-            self._trained(record)
+            self._apply_trainer_record(record)
             self.number = record.number
         elif isinstance(record, records.Claimed):
             is_next = record.term == self.term + 1
             if not is_next and not (record.anew and record.term > self.term):
-                self._pass_over(f"a claim of term {record.term}")
+                self._skip(f"a claim of term {record.term}")
                 return
             if record.anew:
-                self._forget_trained()
+                self._forget_trainers()
             self.term, self.number, self.trainer = record.term, 0, record.id
         else:
-            self._asked(record)
+            self._apply_member_record(record)
 
-    def _forget_trained(self) -> None:
+    def _forget_trainers(self) -> None:
         """Forget the records of trainers, which will be sent again, and the members, which will
         join again. Requests stay."""
         self.checkpoints, self.moves, self.windows = [], [], []
@@ -119,14 +119,14 @@ class ModelsState:
         or lost its first records."""
         return bool(self.trainer) or self.number > 0
 
-    def _pass_over(self, what: str) -> None:
-        self.passed_over += 1
+    def _skip(self, what: str) -> None:
+        self.num_skipped += 1
         logger.warning(
             "models_record_skipped",
             error=f"{what} is not newer than record {self.number} of term {self.term}",
         )
 
-    def _trained(self, record: records.Known) -> None:
+    def _apply_trainer_record(self, record: records.Known) -> None:
         """Apply a record of the trainer. Raises: ModelsTopicError."""
         match record:
             case records.Version(version=version):
@@ -168,7 +168,7 @@ class ModelsState:
                 self._close(request)
                 self.released.discard(request)
 
-    def _asked(self, record: records.Known) -> None:
+    def _apply_member_record(self, record: records.Known) -> None:
         """Apply a record that any member may append."""
         match record:
             case records.Request(id=id):
@@ -209,7 +209,7 @@ class ModelsState:
         """Name of the last proven version after the newest move, "" before the first one."""
         return self.moves[-1].shadow if self.moves else ""
 
-    def wanted(self) -> Iterator[StoredVersion]:
+    def versions_to_fetch(self) -> Iterator[StoredVersion]:
         """The versions that a machine needs: champion, shadow, then the others, newest first."""
         first = [name for name in dict.fromkeys((self.champion, self.shadow)) if name]
         others = [name for name in reversed(self.versions) if name not in first]

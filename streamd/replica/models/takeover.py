@@ -1,9 +1,9 @@
 """Replaces the state in a trainer's directory by the newest stored checkpoint, so that training
 resumes there exactly as after a crash on the machine that stored it.
 
-A kill at any step leaves a directory without a checkpoint marker (`checkpoint_marker.py`), so that the next
-start takes the newest checkpoint from the first step on. The folder of checkpoints is removed first
-and moved last: after a kill no reader finds a checkpoint without its other files.
+A kill at any step leaves a directory without a checkpoint marker (`checkpoint_marker.py`), so that
+the next start takes the newest checkpoint from the first step on. The folder of checkpoints is
+removed first and moved last: after a kill no reader finds a checkpoint without its other files.
 """
 
 from collections.abc import Callable

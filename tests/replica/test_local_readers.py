@@ -11,9 +11,9 @@ from streamd.eventlog.upkeep.holds import Hold, write_hold
 from streamd.eventlog.writer import LogWriter
 from streamd.replica import follow_loop as role
 from streamd.replica.follow_loop import FollowLoop
-from streamd.replica.follower import own_holds
+from streamd.replica.follower import local_readers
 from streamd.replica.follower.follower import Follower
-from streamd.replica.follower.own_holds import readers_before
+from streamd.replica.follower.local_readers import readers_before
 from streamd.replica.leader.leader import lead
 from streamd.roles import LOCK, make_folder
 from streamd.telemetry.heartbeat import Heartbeat
@@ -65,4 +65,4 @@ def test_the_wait_ends_with_the_hold_or_the_time(tmp_path, running, monkeypatch)
     assert readers_before(tmp_path, 20) == []
     monkeypatch.setattr(role, "DROP_SECONDS", 0.1)
     loop._let_servers_pass(21)
-    assert readers_before(tmp_path, 21) == ["serve"] and own_holds.DROP_SECONDS > 10
+    assert readers_before(tmp_path, 21) == ["serve"] and local_readers.DROP_SECONDS > 10

@@ -14,7 +14,7 @@ from streamd.telemetry.heartbeat import leads_here
 READ_SECONDS = 0.5
 
 
-class LedHere:
+class LeadershipCheck:
     """Whether this member leads. It keeps no connection, since roles check once a round."""
 
     def __init__(self, data_dir: Path, connect: Callable[[], ChangelogReader]) -> None:

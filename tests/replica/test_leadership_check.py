@@ -6,7 +6,7 @@ from streamd.errors import FencedError
 from streamd.eventlog.journal.changelog_position import CHANGELOG
 from streamd.eventlog.writer import LogWriter
 from streamd.replica.leader.leader import lead
-from streamd.replica.leader.led_here import LedHere
+from streamd.replica.leader.leadership_check import LeadershipCheck
 from streamd.telemetry import replica_metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import ManualClock
@@ -19,7 +19,7 @@ def test_a_member_leads_until_a_higher_term_is_in_the_changelog(tmp_path):
     publisher = lead(tmp_path / "a", topic.producer(), topic.reader(), member="a")
     log = LogWriter(tmp_path / "a", life.SCHEMA, life.SEGMENT_EDGES, publisher=publisher)
     life.live(log, 3)
-    here = LedHere(tmp_path / "a", topic.reader)
+    here = LeadershipCheck(tmp_path / "a", topic.reader)
     assert not here.is_here()
     with pytest.raises(FencedError):
         here.check()
