@@ -60,8 +60,8 @@ class ModelsPublisher:
         now: Callable[[], float] = time.time,
     ) -> None:
         """Args: paths: of the trainer. lease_seconds: longest wait of compaction for a member that
-        does not answer. trainer_term: of this trainer. on_step: called with the name of each step as
-        it begins; tests stop there. now: wall time, seconds."""
+        does not answer. trainer_term: of this trainer. on_step: called with the name of each step
+        as it begins; tests stop there. now: wall time, seconds."""
         self._history = paths.learned / HISTORY
         self._registry = registry
         self._topic = TrainerTopic(topic, registry, trainer_term)

@@ -148,7 +148,7 @@ def pick(values: list[bytes], indices: Array) -> list[bytes]:
     return [values[i] for i in indices.tolist()]
 
 
-def numbered(values: Iterable[bytes]) -> tuple[list[bytes], dict[bytes, int]]:
+def number_strings(values: Iterable[bytes]) -> tuple[list[bytes], dict[bytes, int]]:
     """The distinct strings, ascending, and the index of each."""
     known = sorted(set(values))
     return known, {value: n for n, value in enumerate(known)}

@@ -28,7 +28,7 @@ from streamd.tfgnn.beam.blocks import (
     compact,
     groups,
     indices_of,
-    numbered,
+    number_strings,
     of,
     pick,
 )
@@ -132,7 +132,7 @@ def name_seeds(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
     ids = [id for block in rows for id in block.ids]
     seeds = name_samples(ids, np.concatenate([block.times for block in rows]).tolist())
     handles = seeds.handles
-    nodes, number = numbered(seeds.seed_ids)
+    nodes, number = number_strings(seeds.seed_ids)
     arrived = indices_of(number, seeds.seed_ids)
     op = seed_of(plan.spec).op_name
     yield (
@@ -168,7 +168,7 @@ def expand(bucket: Keyed, plan: Plan, ops: list[SamplingOp]) -> Iterator[Keyed]:
         # Yield the reached nodes, from which the next level continues, and the edges.
         target = edges.adjacency.target_E[edge]
         yield from _arrivals(plan, op.op_name, samples, until_S, edges.targets, sample, target)
-        yield from edges.walked(plan, samples, sample, edge)
+        yield from edges.blocks_of(plan, samples, sample, edge)
 
 
 class _Edges:
@@ -178,8 +178,8 @@ class _Edges:
         source = [id for block in rows for id in block.source]
         target = [id for block in rows for id in block.target]
         self.name = name
-        self.sources, self.source_number = numbered(source)
-        self.targets, self.target_number = numbered(target)
+        self.sources, self.source_number = number_strings(source)
+        self.targets, self.target_number = number_strings(target)
         locations = [f"Edge set {name!r}"] * len(rows)
         self.adjacency = adjacency(
             indices_of(self.source_number, source),
@@ -199,7 +199,7 @@ class _Edges:
                 "write it in all of them.",
             )
 
-    def walked(
+    def blocks_of(
         self, plan: Plan, samples: list[bytes], sample: Array, edge: Array
     ) -> Iterator[Keyed]:
         """Yield edges of samples for their shards."""
@@ -227,7 +227,7 @@ def _pairs(
     came: list[Arrivals], number: dict[bytes, int]
 ) -> tuple[list[bytes], Array, Array, Array]:
     """The samples, their times, and the distinct pairs of a sample and a node that has a number."""
-    samples, sample_number = numbered(id for block in came for id in block.samples)
+    samples, sample_number = number_strings(id for block in came for id in block.samples)
     until_S = np.empty(len(samples), np.int64)
     joined = []
     for block in came:
@@ -333,7 +333,7 @@ def between(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
                 edge = first + np.arange(len(first)) - skipped
                 targets = indices_of(edges.target_number, block.targets[s])
                 edge = edge[np.isin(edges.adjacency.target_E[edge], targets)]
-                yield from edges.walked(plan, [sample], np.zeros(len(edge), np.int64), edge)
+                yield from edges.blocks_of(plan, [sample], np.zeros(len(edge), np.int64), edge)
 
 
 def join_rows(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
@@ -391,7 +391,7 @@ def write_shard(shard: Keyed, plan: Plan) -> Iterator[int]:
     for block in of(blocks, Begun):
         handles += block.samples
         until += block.until_S.tolist()
-    seeds = Seeds.of_handles(handles, np.array(until, np.int64)).sorted()
+    seeds = Seeds.of_handles(handles, np.array(until, np.int64)).in_order()
     location = {handle: s for s, handle in enumerate(seeds.handles)}
 
     node_sets: dict[str, NodeTable] = {}
@@ -401,7 +401,7 @@ def write_shard(shard: Keyed, plan: Plan) -> Iterator[int]:
         node_sets[name] = table = _table_of(held)
         if held:
             pairs = [(b.samples, b.ids, b.sample_P, b.node_P) for b in held]
-            nodes[name] = _joined(pairs, location, dict(table.number))
+            nodes[name] = _join_pairs(pairs, location, dict(table.number))
     if seed_set(plan.spec) not in nodes:
         nodes[seed_set(plan.spec)] = NONE, NONE
     edge_sets, edges = {}, {}
@@ -431,7 +431,7 @@ def _table_of(held: list[Held]) -> NodeTable:
     return node_table(known, set(), features, "node {} of a shard".format)
 
 
-def _joined(
+def _join_pairs(
     pairs: list[tuple[list[bytes], Any, Array, Array]],
     sample_number: dict[bytes, int],
     number: dict[Any, int],

@@ -280,7 +280,7 @@ def noted_features(one: NodeSet | EdgeSet, location: str) -> dict[str, FeatureSe
         ) from None
 
 
-def forward_twin(name: str, schema: GraphSchema) -> str | None:
+def reversed_edge_set(name: str, schema: GraphSchema) -> str | None:
     """The edge set that a reversed edge set is the reverse of, None if it is no reverse of
     another."""
     one = schema.edge_sets[name]

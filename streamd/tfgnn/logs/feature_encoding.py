@@ -109,7 +109,7 @@ class Encoder:
                 and declared.missing is not None
             ):
                 column = np.where(np.isnan(column), column.dtype.type(declared.missing), column)
-            numbers = _checked(name, declared, column, location)
+            numbers = _as_float32(name, declared, column, location)
             self.rounded += count_rounded(column, [name] * declared.width)
             return numbers
         is_ours = name in self._is_ours and declared.type is None
@@ -168,7 +168,7 @@ def _as_vector(declared: FeatureSettings) -> FeatureSettings:
     return FeatureSettings(vector=declared.text, missing=missing)
 
 
-def _checked(name: str, declared: FeatureSettings, column: Array, location: Location) -> Float32:
+def _as_float32(name: str, declared: FeatureSettings, column: Array, location: Location) -> Float32:
     """Convert to float32. Raises: TFGNNError with the first row whose value is not finite in
     float32, or for a bool not 0 or 1."""
     numbers = column.astype(np.float64)

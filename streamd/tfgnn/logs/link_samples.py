@@ -287,7 +287,7 @@ def sample_links(
     one = run.schema.edge_sets[run.edge_set]
     ends = one.source, one.target
     needed = needed_sets(run.schema, run.spec, run.aggregation, ends)
-    asked = json.dumps([run.asked, run.edge_set, run.negatives])
+    asked = json.dumps([run.request, run.edge_set, run.negatives])
     rows, marker = source.begin(run.output, run.schema, asked)
     with marker.begin() as done:
         graph = load_log_graph(rows, run.schema, needed, others={}, progress=progress)

@@ -39,15 +39,15 @@ class LogSource:
         log, end_us = self.log, self.end_us
         return LogCut.of(log, log.num_edges if end_us is None else log.lower_bound(end_us))
 
-    def begin(self, output: Path, schema: GraphSchema, asked: str) -> "tuple[LogRows, Marker]":
+    def begin(self, output: Path, schema: GraphSchema, request: str) -> "tuple[LogRows, Marker]":
         """Start a run, or resume the run that has written some of the shards.
 
-        schema, asked: all inputs of the samples except the log. Raises: TFGNNError if the log has
+        schema, request: all inputs of the samples except the log. Raises: TFGNNError if the log has
         lost events, nodes or updates since the run's start.
         """
         folder = str(self.log.data_dir.resolve())
-        asked = json.dumps([asked, folder, schema_text(schema), self.start_us, self.end_us])
-        left = Marker.left(output)
+        asked = json.dumps([request, folder, schema_text(schema), self.start_us, self.end_us])
+        left = Marker.read_unfinished(output)
         # A resumed run reads the same part, though the log may have grown.
         if left.get("asked") == asked:
             cut = LogCut(**left["cut"])
@@ -92,7 +92,7 @@ def sample_log(
     in shards that existed before. Raises: TFGNNError.
     """
     needed = needed_sets(run.schema, run.spec, run.aggregation)
-    rows, marker = source.begin(run.output, run.schema, run.asked)
+    rows, marker = source.begin(run.output, run.schema, run.request)
     with marker.begin() as done:
         seeds, timed = (None, False) if run.seeds is None else load_seeds(run.seeds)
         others = {seed_set(run.spec): set() if seeds is None else set(seeds.seed_ids)}

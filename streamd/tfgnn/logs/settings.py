@@ -14,7 +14,7 @@ import yaml
 from streamd.errors import SettingsError, TFGNNError
 from streamd.schema import DEFAULT_SET
 from streamd.settings.loading import load_settings
-from streamd.tfgnn.logs.declared import FEATURES, NUMBER, WIDTH, forward_twin, note
+from streamd.tfgnn.logs.declared import FEATURES, NUMBER, WIDTH, note, reversed_edge_set
 from streamd.tfgnn.schema.messages import EdgeSet, Feature, GraphSchema
 from streamd.tfgnn.schema.schema import dtype_of, new_feature, shape_of
 from streamd.tfgnn.tables.header import table_columns
@@ -38,7 +38,7 @@ def settings_of_schema(schema: GraphSchema, base: Path | None = None) -> str:
     left_out: list[str] = []
     edges = {}
     for name, one in sorted(schema.edge_sets.items()):
-        twin = forward_twin(name, schema)
+        twin = reversed_edge_set(name, schema)
         if twin is None:
             edges[name] = one if base is None else _with_weight(name, one, base, left_out)
         else:

@@ -25,8 +25,8 @@ from streamd.tfgnn.logs.declared import (
     UNIT,
     Declared,
     DeclaredSet,
-    forward_twin,
     note,
+    reversed_edge_set,
 )
 from streamd.tfgnn.logs.feature_encoding import Encoder
 from streamd.tfgnn.logs.node_keys import JSON, checked_form, key_of, reader_of_ids
@@ -213,7 +213,7 @@ class TableEvents:
                 near = nearest_of(name, self._declared.node_sets)
                 raise TFGNNError(f"The settings declare no node set {name!r}{near}.", action)
         wanted = [
-            n for n in sorted(self._schema.edge_sets) if forward_twin(n, self._schema) is None
+            n for n in sorted(self._schema.edge_sets) if reversed_edge_set(n, self._schema) is None
         ]
         for name in wanted:
             one, declared = self._schema.edge_sets[name], self._declared.edge_sets.get(name)
@@ -299,7 +299,7 @@ class TableEvents:
         if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype.kind not in "iufO":
             raise TFGNNError(f"{location(0)}: column {column!r} has no times.", "name another.")
         if found.dtype.kind in "iu" and times.has_unit:
-            return _scaled(found, times, location)
+            return _scale_times(found, times, location)
         out = np.empty(len(found), np.int64)
         for row, value in enumerate(found.tolist()):
             cell = value.decode(errors="replace") if isinstance(value, bytes) else value
@@ -485,7 +485,7 @@ def _width(declared: DeclaredSet) -> int:
     return width
 
 
-def _scaled(found: Array, times: Times, location: Callable[[int], str]) -> Int64:
+def _scale_times(found: Array, times: Times, location: Callable[[int], str]) -> Int64:
     """Convert integer times to microseconds. Raises: SettingsError with a row out of range."""
     if not len(found):
         return np.zeros(0, np.int64)

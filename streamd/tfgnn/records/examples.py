@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from streamd.errors import TFGNNError
 from streamd.tfgnn.records.columns import Column, ColumnReader
 from streamd.tfgnn.records.kernels import least_and_most
-from streamd.tfgnn.records.lists import example, int64_list, shaped, typed, values_list
+from streamd.tfgnn.records.lists import convert, example, int64_list, reshape, values_list
 from streamd.tfgnn.records.records import read_records, write_records
 from streamd.tfgnn.records.tensor import Edges, GraphTensor, Nodes, Ragged, Value
 from streamd.tfgnn.schema.layout import FeatureKeys, FeatureLayout, SetKeys
@@ -231,8 +231,8 @@ def _value(keys: FeatureKeys, columns: list[Column], num: int, location: str) ->
         for size in keys.shape:
             want *= size or 0
         if len(flat) != want:
-            raise _miscounted(columns[0], want, num, location)
-        return shaped(typed(flat, keys.dtype, location), (num, *keys.shape), location)
+            raise _count_error(columns[0], want, num, location)
+        return reshape(convert(flat, keys.dtype, location), (num, *keys.shape), location)
 
     # A ragged feature: the row lengths of each dim determine the number of rows of the next.
     is_absent = not any(len(column.values) for column in columns)
@@ -247,7 +247,7 @@ def _value(keys: FeatureKeys, columns: list[Column], num: int, location: str) ->
         row_lengths = next(told).values
         if is_absent:
             if rows > MAX_ABSENT_ROWS:
-                raise _miscounted(columns[0], rows, num, location)
+                raise _count_error(columns[0], rows, num, location)
             # Broadcast zeros, which take no memory.
             row_lengths = np.broadcast_to(np.int64(0), rows)
         lengths.append(row_lengths)
@@ -256,8 +256,8 @@ def _value(keys: FeatureKeys, columns: list[Column], num: int, location: str) ->
     for size in trailing:
         want *= size or 0
     if len(flat) != want:
-        raise _miscounted(columns[0], want, num, location)
-    values = shaped(typed(flat, keys.dtype, location), (rows, *trailing), location)
+        raise _count_error(columns[0], want, num, location)
+    values = reshape(convert(flat, keys.dtype, location), (rows, *trailing), location)
     return Ragged(keys.shape, values, tuple(lengths))
 
 
@@ -279,7 +279,7 @@ def _sum_of(
     return int(row_lengths.sum())
 
 
-def _miscounted(column: Column, want: int, num: int, location: str) -> TFGNNError:
+def _count_error(column: Column, want: int, num: int, location: str) -> TFGNNError:
     """The error for a wrong number of values."""
     if not len(column.values):
         return TFGNNError(f"{location} is missing, and there are {num} items.", "write its values.")

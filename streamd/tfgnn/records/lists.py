@@ -13,7 +13,7 @@ from streamd.tfgnn.schema.schema import DataType
 Array = NDArray[Any]
 
 
-def shaped(flat: Array, shape: tuple[int | None, ...], location: str) -> Array:
+def reshape(flat: Array, shape: tuple[int | None, ...], location: str) -> Array:
     """Reshape values. Raises: TFGNNError if numpy allows no array of this shape."""
     try:
         return flat.reshape([size or 0 for size in shape])
@@ -22,7 +22,7 @@ def shaped(flat: Array, shape: tuple[int | None, ...], location: str) -> Array:
         raise TFGNNError(f"{location}: no array has the shape {shape}.", "correct it.") from None
 
 
-def typed(flat: Array, dtype: DataType, location: str) -> Array:
+def convert(flat: Array, dtype: DataType, location: str) -> Array:
     """Convert values to a dtype. Raises: TFGNNError for an integer outside its range."""
     if flat.dtype == dtype.numpy:
         return flat
@@ -66,20 +66,20 @@ def values_list(flat: Array, dtype: DataType, location: str) -> bytes:
         if dtype.numpy == np.uint64 and flat.size and int(flat.min()) < 0:
             raise TFGNNError(f"{location} has {flat.min()}, which {dtype.name} does not hold.")
         if flat.dtype != dtype.numpy:
-            typed(wide, dtype, location)
+            convert(wide, dtype, location)
         return int64_list(wide)
     with np.errstate(over="ignore", invalid="ignore"):
         payload = flat.astype("<f4", copy=False).tobytes()
-    return _packed(b"\x12", payload)
+    return _pack(b"\x12", payload)
 
 
 def int64_list(values: Array) -> bytes:
     """Encode a feature of integers."""
     out = np.empty(10 * len(values), np.uint8)
-    return _packed(b"\x1a", out[: write_varints(values, out)].tobytes())
+    return _pack(b"\x1a", out[: write_varints(values, out)].tobytes())
 
 
-def _packed(tag: bytes, payload: bytes) -> bytes:
+def _pack(tag: bytes, payload: bytes) -> bytes:
     """Encode a feature: its list with one packed field, or with no field if there are no values."""
     # Protobuf writes no packed field for an empty list.
     if payload:

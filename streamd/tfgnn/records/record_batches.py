@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from streamd.errors import TFGNNError
 from streamd.tfgnn.records.columns import Column, ColumnReader
 from streamd.tfgnn.records.examples import MAX_ITEMS, Codec, slots
-from streamd.tfgnn.records.lists import shaped, typed
+from streamd.tfgnn.records.lists import convert, reshape
 from streamd.tfgnn.records.records import read_records
 from streamd.tfgnn.records.tensor import Edges, GraphTensor, Nodes, Ragged, Value, join
 from streamd.tfgnn.schema.layout import FeatureKeys, FeatureLayout, SetKeys
@@ -56,15 +56,15 @@ def merge(graphs: Sequence[GraphTensor], schema: GraphSchema) -> GraphTensor:
         ends = schema.edge_sets[name]
         edge_sets[name] = Edges(
             sizes_C=np.concatenate([part.sizes_C for part in parts]),
-            source_E=_shifted([part.source_E for part in parts], before[ends.source]),
-            target_E=_shifted([part.target_E for part in parts], before[ends.target]),
+            source_E=_shift([part.source_E for part in parts], before[ends.source]),
+            target_E=_shift([part.target_E for part in parts], before[ends.target]),
             features=join([part.features for part in parts]),
         )
     context = join([graph.context for graph in graphs])
     return GraphTensor(context=context, node_sets=node_sets, edge_sets=edge_sets)
 
 
-def _shifted(ends: list[Array], before: list[int]) -> Array:
+def _shift(ends: list[Array], before: list[int]) -> Array:
     return np.concatenate([end + first for end, first in zip(ends, before, strict=False)])
 
 
@@ -196,7 +196,7 @@ def _value(keys: FeatureKeys, columns: list[Column], num_R: Array) -> Value:
     if not np.array_equal(flat.count_R, want_R):
         raise _Unusual
     rows = int(rows_R.sum())
-    values = shaped(typed(flat.values, keys.dtype, keys.name), (rows, *trailing), keys.name)
+    values = reshape(convert(flat.values, keys.dtype, keys.name), (rows, *trailing), keys.name)
     return Ragged(keys.shape, values, tuple(lengths)) if lengths else values
 
 

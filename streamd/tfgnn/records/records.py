@@ -143,16 +143,16 @@ def _blocks(path: Path, max_records: int, max_bytes: int) -> Iterator[Block]:
                 need = _record_size(rest)
                 if need > max_bytes + MIN_RECORD_BYTES:
                     words = f"its length is {need:,}, and at most {max_bytes:,} bytes are read"
-                    raise _damaged(path, begun + behind, number, words)
+                    raise _damage_error(path, begun + behind, number, words)
                 # Read at most twice the bytes of the record so far, so that a damaged length
                 # allocates little.
                 want = max(BLOCK_BYTES, min(need, 2 * len(rest)), len(rest) + 1)
             else:
                 if is_damaged or rest:
                     words = f"{WORDS[why]}" if failure is None or is_damaged else str(failure)
-                    raise _damaged(path, begun + behind, number, words)
+                    raise _damage_error(path, begun + behind, number, words)
                 if failure is not None:
-                    raise _damaged(path, begun + behind, number, str(failure))
+                    raise _damage_error(path, begun + behind, number, str(failure))
                 want = BLOCK_BYTES
             begun += behind
             data = rest
@@ -193,7 +193,7 @@ def _record_size(rest: bytes) -> int:
     return int(struct.unpack_from("<Q", rest)[0]) + MIN_RECORD_BYTES
 
 
-def _damaged(path: Path, byte: int, record: int, words: str) -> TFRecordError:
+def _damage_error(path: Path, byte: int, record: int, words: str) -> TFRecordError:
     return TFRecordError(
         f"{path} is damaged at byte {byte}, record {record}: {words}.",
         "copy or write the file again; the records before it were read.",

@@ -64,7 +64,7 @@ class Run:
             )
 
     @property
-    def asked(self) -> str:
+    def request(self) -> str:
         """All inputs of the samples except the graph, as JSON."""
         seeds = [] if self.seeds is None else file_states(find_files(self.seeds))
         return json.dumps(
@@ -94,9 +94,9 @@ class TableRun(Run):
                     files += find_files(table_of(name, one, self.base))
         # Another release may write other features, and must not resume these shards.
         features = schema_text(schema_of_samples(self.schema, {}, ()))
-        parts = f"{self.asked} {file_states(files)} {features}"
+        parts = f"{self.request} {file_states(files)} {features}"
         found = hashlib.sha256(parts.encode()).hexdigest()
-        return {"asked": self.asked, "sha256": found}
+        return {"asked": self.request, "sha256": found}
 
 
 def file_states(files: Sequence[Path]) -> list[tuple[str, int, int]]:
@@ -247,7 +247,7 @@ class Marker:
         self._state = dict(state)
 
     @classmethod
-    def left(cls, output: Path) -> dict[str, Any]:
+    def read_unfinished(cls, output: Path) -> dict[str, Any]:
         """The state in the marker of a stopped run to this output; empty if there is no shard or no
         marker."""
         if any(path.exists() for path in shard_paths(output)):
@@ -271,7 +271,7 @@ class Marker:
         shards of another run, or of a finished run.
         """
         there = {path for path in shard_paths(self._output) if path.exists()}
-        if there and self.left(self._output) != self._state:
+        if there and self.read_unfinished(self._output) != self._state:
             raise TFGNNError(
                 f"{min(there)} already exists, from another run or a finished one.",
                 "remove it and its other shards, or choose another name.",

@@ -192,11 +192,11 @@ class Sampler:
     def _unique(self, node_set: str, found: list[tuple[Array, Array]]) -> tuple[Array, Array]:
         """The distinct pairs of a sample and a node, ascending."""
         return _split(
-            np.unique(np.concatenate([self._joined(node_set, *pair) for pair in found])),
+            np.unique(np.concatenate([self._join_pairs(node_set, *pair) for pair in found])),
             len(self._graph.node_sets[node_set].ids),
         )
 
-    def _joined(self, node_set: str, sample: Array, node: Array) -> Array:
+    def _join_pairs(self, node_set: str, sample: Array, node: Array) -> Array:
         """Pairs of a sample and a node as one integer each, with the same order."""
         joined: Array = sample * len(self._graph.node_sets[node_set].ids) + node
         return joined
@@ -256,15 +256,16 @@ class Sampler:
         """Whether each sample has a given node."""
         if node_set not in nodes or not len(nodes[node_set][0]):
             return np.zeros(len(sample), bool)
-        have = self._joined(node_set, *nodes[node_set])
-        want = self._joined(node_set, sample, node)
+        have = self._join_pairs(node_set, *nodes[node_set])
+        want = self._join_pairs(node_set, sample, node)
         location = np.minimum(np.searchsorted(have, want), len(have) - 1)
         found: Array = have[location] == want
         return found
 
 
 def _split(joined: Array, count: int) -> tuple[Array, Array]:
-    """Split the integers of `_joined` into pairs. count: number of values of the second part."""
+    """Split the integers of `_join_pairs` into pairs. count: number of values of the second
+    part."""
     return joined // max(count, 1), joined % max(count, 1)
 
 

@@ -54,7 +54,7 @@ class Seeds:
         seed_ids = [self.seed_ids[s] for s in samples.tolist()]
         return Seeds(seed_ids, self.nth_S[samples], self.until_S[samples])
 
-    def sorted(self) -> "Seeds":
+    def in_order(self) -> "Seeds":
         """The samples in the order of a shard: by name, then by seed."""
         names = list(zip(self.sample_ids, self.seed_ids, range(len(self.seed_ids)), strict=True))
         return self.take(np.array([location for _, _, location in sorted(names)], np.int64))
@@ -65,7 +65,7 @@ class Seeds:
         shard_S = shard_of(self.hash_S, count)
         order = np.argsort(shard_S, kind="stable")
         bounds = np.searchsorted(shard_S[order], np.arange(1, count))
-        return [self.take(indices).sorted() for indices in np.split(order, bounds)]
+        return [self.take(indices).in_order() for indices in np.split(order, bounds)]
 
 
 def shard_of(hash_S: Array, count: int) -> Array:

@@ -36,11 +36,11 @@ def check_spec(
     reverses: for a log, the name of each edge set's reverse. Raises: TFGNNError.
     """
     if spec.WhichOneof("seed_type") is None:
-        raise _refused(f"{where} has no seed", "write a seed_op.")
+        raise _spec_error(f"{where} has no seed", "write a seed_op.")
     seed, is_link = seed_of(spec), spec.HasField("symmetric_link_seed_op")
-    _named(seed.op_name, f"{where}: the seed")
+    _check_name(seed.op_name, f"{where}: the seed")
     if not is_link and not seed.node_set_name:
-        raise _refused(f"{where}: the seed {seed.op_name!r} has no node_set_name")
+        raise _spec_error(f"{where}: the seed {seed.op_name!r} has no node_set_name")
     seed_set = READOUT if is_link else seed.node_set_name
     if schema is not None:
         needed = (f"{READOUT}/source", f"{READOUT}/target") if is_link else ()
@@ -52,9 +52,9 @@ def check_spec(
     ends: dict[str, str | None] = {seed.op_name: None if is_link else seed_set}
     for op in spec.sampling_ops:
         location = f"{where}: operation {op.op_name!r}"
-        _named(op.op_name, f"{where}: an operation")
+        _check_name(op.op_name, f"{where}: an operation")
         if op.op_name in ends:
-            raise _refused(f"{location} occurs twice", "give each its own name.")
+            raise _spec_error(f"{location} occurs twice", "give each its own name.")
         _check_op(op, ends, location)
         ends[op.op_name] = None
         if schema is not None:
@@ -83,7 +83,7 @@ def _check_walk(
     one = sets[name]
     for i, start in starts.items():
         if start != one.source:
-            raise _refused(
+            raise _spec_error(
                 f"{location}: its input {i!r} gives nodes of {start!r}, and its edge set "
                 f"{name!r} begins at {one.source!r}",
                 advice.of_direction(name, start),
@@ -95,26 +95,26 @@ def _check_walk(
 def _check_op(op: SamplingOp, ends: Mapping[str, str | None], location: str) -> None:
     """Refuse an operation that cannot be run with any schema. Raises: TFGNNError."""
     if op.sample_size <= 0:
-        raise _refused(f"{location} has sample_size {op.sample_size}", "write at least 1.")
+        raise _spec_error(f"{location} has sample_size {op.sample_size}", "write at least 1.")
     if not op.edge_set_name:
-        raise _refused(f"{location} has no edge_set_name")
+        raise _spec_error(f"{location} has no edge_set_name")
     if not op.input_op_names:
-        raise _refused(
+        raise _spec_error(
             f"{location} has no input_op_names", "name the seed or an earlier operation."
         )
     for name in op.input_op_names:
         if name not in ends:
             near = nearest_of(name, ends)
-            raise _refused(f"{location}: its input {name!r} is not defined before it{near}")
+            raise _spec_error(f"{location}: its input {name!r} is not defined before it{near}")
 
 
-def _refused(what: str, action: str = CORRECT) -> TFGNNError:
+def _spec_error(what: str, action: str = CORRECT) -> TFGNNError:
     return TFGNNError(f"{what}.", action)
 
 
-def _named(name: str, location: str) -> None:
+def _check_name(name: str, location: str) -> None:
     if not name:
-        raise _refused(f"{location} has no op_name")
+        raise _spec_error(f"{location} has no op_name")
 
 
 def _in_schema(sets: Any, name: str, kind: str, location: str) -> None:
@@ -124,7 +124,7 @@ def _in_schema(sets: Any, name: str, kind: str, location: str) -> None:
 
 def _missing(sets: Any, name: str, kind: str, location: str, action: str = CORRECT) -> TFGNNError:
     near = nearest_of(name, sorted(sets))
-    return _refused(f"{location}: the {kind} {name!r} is not in the schema{near}", action)
+    return _spec_error(f"{location}: the {kind} {name!r} is not in the schema{near}", action)
 
 
 def read_spec(

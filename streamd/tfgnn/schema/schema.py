@@ -147,50 +147,56 @@ def check_schema(schema: GraphSchema, where: str = "the schema") -> None:
             continue
         for reference in one.context:
             if reference not in schema.context.features:
-                raise _refused(
+                raise _schema_error(
                     f"{location} names the context feature {reference!r}, which is not there"
                 )
         if isinstance(one, EdgeSet):
             for end, at in (("source", one.source), ("target", one.target)):
                 if not at:
-                    raise _refused(f"{location} has no {end}")
+                    raise _schema_error(f"{location} has no {end}")
                 if at not in schema.node_sets:
-                    raise _refused(f"{location}: its {end} {at!r} is not a node set")
+                    raise _schema_error(f"{location}: its {end} {at!r} is not a node set")
 
 
-def _refused(what: str, action: str = "correct the schema.") -> TFGNNError:
+def _schema_error(what: str, action: str = "correct the schema.") -> TFGNNError:
     return TFGNNError(f"{what}.", action)
 
 
 def _check_feature(kind: str, name: str, feature: Feature, location: str) -> None:
     """Refuse a feature that records cannot represent. Raises: TFGNNError."""
     if not feature.dtype:
-        raise _refused(f"{location} has no dtype", "write its dtype, such as DT_FLOAT.")
+        raise _schema_error(f"{location} has no dtype", "write its dtype, such as DT_FLOAT.")
     if feature.dtype not in DATA_TYPES:
         types = feature.DESCRIPTOR.fields_by_name["dtype"].enum_type.values_by_number
-        raise _refused(
+        raise _schema_error(
             f"{location} has the dtype {types[feature.dtype].name}, which records cannot hold"
         )
     if feature.shape.unknown_rank:
-        raise _refused(f"{location} has an unknown rank", "write its dims, -1 for a ragged one.")
+        raise _schema_error(
+            f"{location} has an unknown rank", "write its dims, -1 for a ragged one."
+        )
     if name in RESERVED[kind]:
-        raise _refused(f"{location}: records use this name themselves")
+        raise _schema_error(f"{location}: records use this name themselves")
     shape = shape_of(feature)
     if len(shape) >= MAX_DIMS:
-        raise _refused(f"{location} has {len(shape)} dims, at most {MAX_DIMS - 1} are read")
+        raise _schema_error(f"{location} has {len(shape)} dims, at most {MAX_DIMS - 1} are read")
     size = 1
     for dim in shape:
         if dim is not None and dim < 0:
-            raise _refused(f"{location}: a dim has the size {dim}", "write -1 for a ragged dim.")
+            raise _schema_error(
+                f"{location}: a dim has the size {dim}", "write -1 for a ragged dim."
+            )
         # Count a dim of size 0 as 1, so that the others are still bounded.
         size *= max(dim or 1, 1)
     if size >= 2**31:
-        raise _refused(f"{location}: the dims {shape} make {size} values an item")
+        raise _schema_error(f"{location}: the dims {shape} make {size} values an item")
     ragged = ragged_dims(shape)
     if ragged and 0 in shape[: ragged[-1]]:
-        raise _refused(f"{location} has a dim of 0 before a ragged one, which hides its rows")
+        raise _schema_error(f"{location} has a dim of 0 before a ragged one, which hides its rows")
     if any(dim.name for dim in feature.shape.dim) and not feature.description:
-        raise _refused(f"{location} names dims and has no description", "write its description.")
+        raise _schema_error(
+            f"{location} names dims and has no description", "write its description."
+        )
 
 
 def read_schema(path: Path) -> GraphSchema:

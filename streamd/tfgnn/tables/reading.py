@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from streamd.errors import TFGNNError
 from streamd.settings.sets import nearest_of
 from streamd.tfgnn.records.columns import Column, ColumnReader
-from streamd.tfgnn.records.lists import first_out_of_range, typed
+from streamd.tfgnn.records.lists import convert, first_out_of_range
 from streamd.tfgnn.records.records import MAX_RECORD_BYTES, MAX_RECORDS, open_file, read_blocks
 from streamd.tfgnn.records.row_names import FileRows, Location
 from streamd.tfgnn.records.shards import find_files, table_format
@@ -164,8 +164,8 @@ class _Table:
                     "holds one ragged dim at most, the first.",
                     "flatten it.",
                 )
-        weights = self._undeclared((WEIGHT, "weight"), self._is_edges)
-        times = self._undeclared((TIME, "time"), self._is_timed)
+        weights = self._names_undeclared_in_schema((WEIGHT, "weight"), self._is_edges)
+        times = self._names_undeclared_in_schema((TIME, "time"), self._is_timed)
         keys = [(key, "bytes") for key in self._keys if key not in features]
         keys += [(name, dtype_of(feature).wire) for name, feature in features.items()]
         keys += [(name, "float") for name in weights] + [(name, "int64") for name in times]
@@ -195,7 +195,7 @@ class _Table:
             yield self._rows(first, location, num, ends, values, weight, time, {})
             first += num
 
-    def _undeclared(self, names: tuple[str, ...], is_wanted: bool) -> list[str]:
+    def _names_undeclared_in_schema(self, names: tuple[str, ...], is_wanted: bool) -> list[str]:
         """The names in `names` that the schema does not declare; empty if not `is_wanted`."""
         return [name for name in names if is_wanted and name not in self._features]
 
@@ -252,13 +252,13 @@ class _Table:
         weight = time = None
         for name, cells in zip(names, zip(*chunk, strict=True), strict=True):
             if name in self._features:
-                values[name] = _parsed(cells, dtype_of(self._features[name]), location, name)
+                values[name] = _parse_cells(cells, dtype_of(self._features[name]), location, name)
             elif name in self._keys:
                 ends[name] = _strings(cells)
             elif self._is_edges and name in (WEIGHT, "weight"):
-                weight = _parsed(cells, TYPES["DT_FLOAT"], location, name)
+                weight = _parse_cells(cells, TYPES["DT_FLOAT"], location, name)
             elif self._is_timed and name in (TIME, "time"):
-                time = _parsed(cells, TYPES["DT_INT64"], location, name)
+                time = _parse_cells(cells, TYPES["DT_INT64"], location, name)
             else:
                 others[name] = _strings(cells)
         return self._rows(first, location, len(chunk), ends, values, weight, time, others)
@@ -285,7 +285,7 @@ class _Table:
             if weight is not None or not self._is_edges or not isinstance(declared, np.ndarray):
                 continue
             if declared.ndim == 1 and declared.dtype.kind in "fiu":
-                weight = typed(declared, TYPES["DT_FLOAT"], name)
+                weight = convert(declared, TYPES["DT_FLOAT"], name)
         for name in (TIME, "time"):
             declared = values.get(name)
             if time is not None or not self._is_timed or not isinstance(declared, np.ndarray):
@@ -339,13 +339,13 @@ def _cells(path: Path, rows: Any) -> Iterator[list[str]]:
             yield row
 
 
-def _parsed(cells: Iterable[str], dtype: DataType, location: Location, name: str) -> Array:
+def _parse_cells(cells: Iterable[str], dtype: DataType, location: Location, name: str) -> Array:
     """Parse a column of cells as a dtype. Raises: TFGNNError with the row."""
     if dtype.wire == "bytes":
         return _strings(cells)
     if dtype.wire == "float":
         numbers = [_number(float, cell, location, row, name) for row, cell in enumerate(cells)]
-        return typed(np.array(numbers, np.float64), dtype, name)
+        return convert(np.array(numbers, np.float64), dtype, name)
     least, most = dtype.bounds
     values: list[int] = []
     for row, cell in enumerate(cells):
@@ -403,7 +403,7 @@ def _as_dtype(
             "hold.",
             "correct it, or the schema's dtype.",
         )
-    return typed(flat, dtype, name)
+    return convert(flat, dtype, name)
 
 
 def _one_each(column: Column, location: Location, name: str) -> Array:
