@@ -9,10 +9,10 @@ import pytest
 
 from streamd.errors import TFGNNError
 from streamd.tfgnn.beam.blocks import (
-    Begun,
+    SampledEdges,
     SeedBlock,
+    ShardSamples,
     TableFile,
-    Walked,
     read_file,
 )
 from streamd.tfgnn.beam.pipeline import sample_with_beam
@@ -80,7 +80,7 @@ def test_a_shard_that_is_written_twice_is_there_once(world, tmp_path):
     """As where a worker was lost behind its last step: its rows come again."""
     plan = shard_plan(world, tmp_path)
     seeds = name_samples([b"p0", b"p1"], [int(ENDLESS)] * 2)
-    blocks = [Begun(seeds.handles, seeds.until_S), Begun([], np.empty(0, np.int64))]
+    blocks = [ShardSamples(seeds.handles, seeds.until_S), ShardSamples([], np.empty(0, np.int64))]
     assert [*write_shard((1, blocks), plan), *write_shard((1, blocks), plan)] == [2, 2]
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["s.tfrecord-00001-of-00002"]
     assert len(list(read_records(shard_paths(plan.output)[1]))) == 2
@@ -98,7 +98,7 @@ def test_a_bucket_without_weights_is_refused_where_the_table_has_some(world, tmp
     with pytest.raises(TFGNNError, match="Edge set 'has': some files have #weight or #time"):
         list(expand((0, [seeds, bare]), plan, [op]))
     without = dataclasses.replace(plan, has={"has": Has(False, True)})
-    walked = [b for _, b in expand((0, [seeds, bare]), without, [op]) if isinstance(b, Walked)]
+    walked = [b for _, b in expand((0, [seeds, bare]), without, [op]) if isinstance(b, SampledEdges)]
     assert sum(len(b.edge_P) for b in walked) == op.sample_size, "TOP_K without weights takes some"
     with pytest.raises(TFGNNError, match="Edge set 'has': there is no #weight, and other files"):
         list(expand((0, [seeds, bare, edges]), plan, [op]))

@@ -73,7 +73,7 @@ class Arrivals:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Hoods:
+class EdgeQueries:
     """A query for the edges of an edge set between the nodes of samples, keyed by the bucket of the
     sources.
 
@@ -88,7 +88,7 @@ class Hoods:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Walked:
+class SampledEdges:
     """Edges of samples, keyed by the shard of the samples. index_E: int64, index of an edge among
     those of its source. sample_P, edge_P: P pairs of a sample and an edge, as indices into the
     lists."""
@@ -104,7 +104,7 @@ class Walked:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class SampledNodes:
     """Nodes of samples, keyed by the shard of the samples. sample_P, node_P: P pairs, as in
     `Arrivals`."""
 
@@ -117,7 +117,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Begun:
+class ShardSamples:
     """Samples, keyed by their shard. With no samples it makes an empty shard be written."""
 
     samples: list[bytes]

@@ -15,7 +15,6 @@ from streamd.errors import TFGNNError
 from streamd.tfgnn.beam.blocks import TableFile, plain_rows, read_file
 from streamd.tfgnn.beam.steps import (
     Plan,
-    ask_between,
     between,
     by_sample,
     expand,
@@ -23,6 +22,7 @@ from streamd.tfgnn.beam.steps import (
     levels,
     name_seeds,
     no_samples,
+    query_edges,
     write_shard,
 )
 from streamd.tfgnn.records.shards import find_files
@@ -130,7 +130,7 @@ def build(pipeline: Any, run: TableRun, plan: Plan, files: "_Files") -> None:
         flow = group(label, flow, edges) | f"expand {i}" >> step
     if run.aggregation == "node":
         flow = flow | "to samples" >> beam.FlatMap(partial(by_sample, plan=plan))
-        ask = beam.FlatMap(partial(ask_between, plan=plan, edge_sets=files.edge_sets))
+        ask = beam.FlatMap(partial(query_edges, plan=plan, edge_sets=files.edge_sets))
         flow = group("samples", flow) | "ask" >> ask
         edges = read("all edges", files.edges(set(files.edge_sets)))
         step = beam.FlatMap(partial(between, plan=plan))

@@ -1,7 +1,7 @@
 """The steps of the Beam pipeline that samples. Each takes the blocks of one key, and yields blocks.
 
 Draws, order and records equal those of the other samplers: a bucket of edges is an `Adjacency`,
-walked by the same kernels, and the same `Assembler` builds the records of a shard.
+sampled by the same kernels, and the same `Assembler` builds the records of a shard.
 """
 
 import json
@@ -16,14 +16,14 @@ import numpy as np
 from streamd.errors import TFGNNError
 from streamd.tfgnn.beam.blocks import (
     Arrivals,
-    Begun,
     EdgeBlock,
-    Held,
-    Hoods,
+    EdgeQueries,
     Keyed,
     NodeBlock,
+    SampledEdges,
+    SampledNodes,
     SeedBlock,
-    Walked,
+    ShardSamples,
     bucket_of,
     compact,
     groups,
@@ -117,9 +117,9 @@ def levels(spec: SamplingSpec) -> list[list[SamplingOp]]:
 
 
 def no_samples(plan: Plan) -> Iterator[Keyed]:
-    """Yield an empty `Begun` for each shard, so that all are written."""
+    """Yield an empty `ShardSamples` for each shard, so that all are written."""
     for shard in range(plan.num_shards):
-        yield shard, Begun([], NONE)
+        yield shard, ShardSamples([], NONE)
 
 
 def name_seeds(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
@@ -210,7 +210,7 @@ class _Edges:
             edges, edge_P = compact(edge[indices])
             yield (
                 shard,
-                Walked(
+                SampledEdges(
                     self.name,
                     pick(samples, have),
                     pick(self.sources, table.source_E[edges]),
@@ -275,14 +275,14 @@ def by_sample(keyed: Keyed, plan: Plan) -> Iterator[Keyed]:
         yield key, Arrivals(block.op, samples, block.until_S[have], nodes, sample_P, node_P)
 
 
-def ask_between(bucket: Keyed, plan: Plan, edge_sets: list[str]) -> Iterator[Keyed]:
+def query_edges(bucket: Keyed, plan: Plan, edge_sets: list[str]) -> Iterator[Keyed]:
     """Yield queries for all edges between the nodes of each sample, and the arrivals keyed by their
     nodes again."""
     nodes: dict[tuple[bytes, str], set[bytes]] = {}
     until: dict[bytes, int] = {}
     for block in bucket[1]:
         if not isinstance(block, Arrivals):
-            if not isinstance(block, Walked):
+            if not isinstance(block, SampledEdges):
                 yield bucket[0], block
             continue
         name = plan.node_set_of(block.op)
@@ -306,24 +306,24 @@ def ask_between(bucket: Keyed, plan: Plan, edge_sets: list[str]) -> Iterator[Key
     for (key, edge_set), found in asked.items():
         times = np.array([until[sample] for sample, _, _ in found], np.int64)
         samples, sources, targets = (list(part) for part in zip(*found, strict=True))
-        yield key, Hoods(edge_set, samples, times, sources, targets)
+        yield key, EdgeQueries(edge_set, samples, times, sources, targets)
 
 
 def between(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
     """Answer the queries for edges between the nodes of samples; forward other blocks."""
     key, blocks = bucket[0], list(bucket[1])
-    asked: dict[str, list[Hoods]] = {}
+    asked: dict[str, list[EdgeQueries]] = {}
     for block in blocks:
-        if isinstance(block, Hoods):
+        if isinstance(block, EdgeQueries):
             asked.setdefault(block.edge_set, []).append(block)
         elif not isinstance(block, EdgeBlock):
             yield key, block
-    for name, hoods in asked.items():
+    for name, queries in asked.items():
         rows = [block for block in of(blocks, EdgeBlock) if block.edge_set == name]
         if not rows:
             continue
         edges = _Edges(rows, plan, name)
-        for block in hoods:
+        for block in queries:
             for s, sample in enumerate(block.samples):
                 source = indices_of(edges.source_number, block.sources[s])
                 source = source[source >= 0]
@@ -348,7 +348,7 @@ def join_rows(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
             if block.op == seed_of(plan.spec).op_name:
                 shard_S = shard_of(hash_strings(block.samples), plan.num_shards)
                 for shard, indices in groups(shard_S):
-                    yield shard, Begun(pick(block.samples, indices), block.until_S[indices])
+                    yield shard, ShardSamples(pick(block.samples, indices), block.until_S[indices])
         elif not isinstance(block, NodeBlock):
             yield key, block
     for name, node_set in sorted(plan.schema.node_sets.items()):
@@ -373,7 +373,7 @@ def join_rows(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
             nodes, node_P = compact(node[indices])
             features = {} if is_latent(node_set) else take(table.features, table.row_N[nodes])
             held = pick(samples, have), pick(table.ids, nodes), features
-            yield shard, Held(name, *held, sample_P, node_P)
+            yield shard, SampledNodes(name, *held, sample_P, node_P)
     plan.write_missing(key, missing)
 
 
@@ -388,7 +388,7 @@ def write_shard(shard: Keyed, plan: Plan) -> Iterator[int]:
     so that a shard that runs twice is one file. Yields: the number of records."""
     number, blocks = shard[0], list(shard[1])
     handles, until = [], []
-    for block in of(blocks, Begun):
+    for block in of(blocks, ShardSamples):
         handles += block.samples
         until += block.until_S.tolist()
     seeds = Seeds.of_handles(handles, np.array(until, np.int64)).in_order()
@@ -397,7 +397,7 @@ def write_shard(shard: Keyed, plan: Plan) -> Iterator[int]:
     node_sets: dict[str, NodeTable] = {}
     nodes: dict[str, tuple[Array, Array]] = {}
     for name in sorted(plan.schema.node_sets):
-        held = [block for block in of(blocks, Held) if block.node_set == name]
+        held = [block for block in of(blocks, SampledNodes) if block.node_set == name]
         node_sets[name] = table = _table_of(held)
         if held:
             pairs = [(b.samples, b.ids, b.sample_P, b.node_P) for b in held]
@@ -406,10 +406,10 @@ def write_shard(shard: Keyed, plan: Plan) -> Iterator[int]:
         nodes[seed_set(plan.spec)] = NONE, NONE
     edge_sets, edges = {}, {}
     for name, one in sorted(plan.schema.edge_sets.items()):
-        walked = [block for block in of(blocks, Walked) if block.edge_set == name]
-        if walked:
+        sampled = [block for block in of(blocks, SampledEdges) if block.edge_set == name]
+        if sampled:
             ends = node_sets[one.source], node_sets[one.target]
-            edge_sets[name], edges[name] = _edges_of(walked, location, *ends)
+            edge_sets[name], edges[name] = _edges_of(sampled, location, *ends)
 
     latent = frozenset(n for n, s in plan.schema.node_sets.items() if is_latent(s))
     graph = Graph(node_sets=node_sets, edge_sets=edge_sets, latent=latent)
@@ -421,7 +421,7 @@ def write_shard(shard: Keyed, plan: Plan) -> Iterator[int]:
     yield count
 
 
-def _table_of(held: list[Held]) -> NodeTable:
+def _table_of(held: list[SampledNodes]) -> NodeTable:
     """The distinct nodes of a shard."""
     ids = [id for block in held for id in block.ids]
     row = {id: r for r, id in enumerate(ids)}
@@ -447,11 +447,14 @@ def _join_pairs(
 
 
 def _edges_of(
-    walked: list[Walked], sample_number: dict[bytes, int], sources: NodeTable, targets: NodeTable
+    sampled: list[SampledEdges],
+    sample_number: dict[bytes, int],
+    sources: NodeTable,
+    targets: NodeTable,
 ) -> tuple[Adjacency, tuple[Array, Array]]:
     """The distinct edges of a shard whose endpoints are in it, and the pairs of a sample and an
     edge."""
-    things = [list(zip(b.source, b.index_E.tolist(), b.target, strict=True)) for b in walked]
+    things = [list(zip(b.source, b.index_E.tolist(), b.target, strict=True)) for b in sampled]
     row = {edge: r for r, edge in enumerate(edge for block in things for edge in block)}
     known = sorted(edge for edge in row if edge[0] in sources.number and edge[2] in targets.number)
     number = {edge: n for n, edge in enumerate(known)}
@@ -462,10 +465,10 @@ def _edges_of(
         row_E=np.array([row[edge] for edge in known], np.int64),
         time_E=None,
         weight_E=None,
-        features=join([block.features for block in walked]),
+        features=join([block.features for block in sampled]),
     )
     pairs = []
-    for block, edges in zip(walked, things, strict=True):
+    for block, edges in zip(sampled, things, strict=True):
         thing = np.fromiter((number.get(e, -1) for e in edges), np.int64, len(edges))
         kept = thing[block.edge_P] >= 0
         sample = indices_of(sample_number, block.samples)[block.sample_P][kept]
