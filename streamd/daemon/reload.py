@@ -10,7 +10,7 @@ import structlog
 from streamd.errors import SettingsError, StreamdError
 from streamd.eventlog.journal.tail import JournalTail
 from streamd.schema_change import check_extends
-from streamd.settings.loading import Settings, changed, schema_of
+from streamd.settings.loading import Settings, changed_keys, schema_of
 from streamd.telemetry.logs import set_log_level
 
 logger = structlog.get_logger()
@@ -39,7 +39,7 @@ def read_again(
     try:
         # All or nothing: one setting that needs a restart refuses the others.
         settings = read()
-        differ = changed(old, settings)
+        differ = changed_keys(old, settings)
         if others := [key for key in differ if key not in taken_over]:
             raise SettingsError(
                 f"Only a restart takes over {', '.join(others)}.",

@@ -23,7 +23,7 @@ from rich.console import Console
 from streamd.demo.broker import Broker, find_broker, free_port
 from streamd.demo.player import Player
 from streamd.demo.role_reader import RoleReader, display
-from streamd.demo.streams import DAY, DemoStream, stream_named
+from streamd.demo.streams import DAY, DemoStream, find_stream
 from streamd.errors import DemoError
 from streamd.evaluation.backtest import TITLES
 from streamd.eventlog.layout import LATE
@@ -72,7 +72,7 @@ def play(
         frozen model after COLD_EVENTS events. bootstrap_servers: None to start a broker. port: 0
         for a free one. data_dir: None for a temporary folder.
     """
-    stream = stream_named(name)
+    stream = find_stream(name)
     rate = _rate(speed)
     console = Console(soft_wrap=not Console().is_terminal)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -249,11 +249,11 @@ def _run(
     try:
         # Show progress until every event is in a learned window. The comparisons run meanwhile.
         with display(console) as show:
-            while not player.status.done.wait(POLL_SECONDS) or not _all_learned(watch, player):
+            while not player.status.done.wait(POLL_SECONDS) or not _has_caught_up(watch, player):
                 show(watch, player, begun)
                 _check_running(daemon, player, twins)
                 # Start the comparisons after the first window: before, the daemon needs the cores.
-                if end and twins is None and watch.windows_done():
+                if end and twins is None and watch.num_windows():
                     twins = _start_twins(settings, player.status.total, cold)
                 _check_settles(player, settings.data_dir)
             learned = time.monotonic()
@@ -272,7 +272,7 @@ def _run(
         _check_running(daemon, player, twins)
         twins = twins or _start_twins(settings, player.status.total, cold)
         check = partial(_check_running, daemon, player, twins)
-        await_twins(twins, watch.windows_done(), player.status.total, console, check)
+        await_twins(twins, watch.num_windows(), player.status.total, console, check)
         return _finish(stream, settings.data_dir, watch, player, twins, learned - begun, console)
     finally:
         player.stop()
@@ -305,7 +305,7 @@ def await_twins(
         line.at(twins.edge, num_events)
 
 
-def _all_learned(watch: RoleReader, player: Player) -> bool:
+def _has_caught_up(watch: RoleReader, player: Player) -> bool:
     """Whether the last event is in a learned window, or the player has failed."""
     records = watch.history.refresh()
     return player.status.error is not None or bool(

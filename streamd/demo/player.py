@@ -50,18 +50,18 @@ class Player:
         kafka: KafkaSettings,
         hours_per_second: float,
         days: int | None,
-        windows_done: Callable[[], int],
+        num_windows: Callable[[], int],
         ends_at: int | None = None,
     ) -> None:
         """log_folder: of the event log, which may not exist yet. hours_per_second: event-time
-        hours, 0 for no limit. days, ends_at: as in `DemoStream.windows`. windows_done: returns the
+        hours, 0 for no limit. days, ends_at: as in `DemoStream.windows`. num_windows: returns the
         number of learned windows."""
         self._stream = stream
         self._log_folder = log_folder
         self._kafka = kafka
         self._rate = hours_per_second
         self._days = days
-        self._windows_done = windows_done
+        self._num_windows = num_windows
         self._ends_at = ends_at
         self._stop = threading.Event()
         self.status = PlayerStatus()
@@ -113,9 +113,7 @@ class Player:
                 if self._rate:
                     moment = begun + number * hours / self._rate
                     self._stop.wait(max(0.0, moment - time.monotonic()))
-                while (
-                    not self._stop.is_set() and number - self._windows_done() > MAX_WINDOWS_BEHIND
-                ):
+                while not self._stop.is_set() and number - self._num_windows() > MAX_WINDOWS_BEHIND:
                     self._stop.wait(0.02)
                 if self._stop.is_set():
                     return

@@ -38,7 +38,7 @@ def as_record(event: Outgoing) -> tuple[int, Outgoing]:
     return number, Outgoing(event.key, msgspec.json.encode(shapes[number]), event.time)
 
 
-def declared(topic: str) -> dict[str, Any]:
+def stream_settings(topic: str) -> dict[str, Any]:
     """The settings that map the topics' records to the stream's events: the inverse of
     `as_record`."""
 

@@ -28,7 +28,7 @@ class RoleReader:
         self.history = HistoryReader(data_dir)
         self.address = f"http://127.0.0.1:{port}"
 
-    def windows_done(self) -> int:
+    def num_windows(self) -> int:
         """Number of windows that are learned."""
         return len(self.history.refresh())
 

@@ -108,9 +108,9 @@ class DemoStream:
         """The settings for reading the topics' records, by dotted key."""
         windows = {"windows.width_seconds": self.window_seconds}
         if self.edge_sets:
-            return posts.declared(topic) | windows
+            return posts.stream_settings(topic) | windows
         if self.has_own_shape:
-            return trips.declared(topic, self.edge_features, self.node_features) | windows
+            return trips.stream_settings(topic, self.edge_features, self.node_features) | windows
         return windows | {
             "stream.time_unit": "s",
             "stream.edge_feature_dim": len(self.edge_features),
@@ -181,7 +181,7 @@ STREAMS = {
 }
 
 
-def stream_named(name: str) -> DemoStream:
+def find_stream(name: str) -> DemoStream:
     """Look up a demo stream. Raises: DemoError if there is none with that name."""
     if name not in STREAMS:
         raise DemoError(f"There is no demo stream {name!r}.", f"pick one of {', '.join(STREAMS)}.")

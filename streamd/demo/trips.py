@@ -36,7 +36,7 @@ def as_record(event: Outgoing, trip: Sequence[str], zone: Sequence[str]) -> Outg
     return Outgoing(event.key, msgspec.json.encode(record), event.time)
 
 
-def declared(topic: str, trip: Sequence[str], zone: Sequence[str]) -> dict[str, Any]:
+def stream_settings(topic: str, trip: Sequence[str], zone: Sequence[str]) -> dict[str, Any]:
     """The settings that map the topic's records to the stream's events: the inverse of
     `as_record`."""
     source = {

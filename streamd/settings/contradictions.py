@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from streamd.schema import Schema
-from streamd.settings.sets import Misplaced, SetSettings, nearest_of, shown
+from streamd.settings.sets import Contradiction, SetSettings, first_names, nearest_of
 from streamd.settings.sources import (
     REGISTRY_FORMATS,
     DeleteRule,
@@ -21,7 +21,7 @@ KeySteps = tuple[str | int, ...]
 """The steps of a key, such as ("sources", 0, "fields")."""
 
 
-def check_widths(s: Settings, origin: Mapping[str, str]) -> Iterator[Misplaced]:
+def check_widths(s: Settings, origin: Mapping[str, str]) -> Iterator[Contradiction]:
     """Check that feature widths in the settings equal those of the declared features. origin:
     dotted key -> source of its value."""
     schema = schema_of(s)
@@ -29,33 +29,35 @@ def check_widths(s: Settings, origin: Mapping[str, str]) -> Iterator[Misplaced]:
         name = f"{kind}_feature_dim"
         given, follows = getattr(s.stream, name), getattr(schema, name)
         if origin[f"stream.{name}"] != "default" and given != follows:
-            yield Misplaced(
+            yield Contradiction(
                 ("stream", name),
                 f"it is {given}, but the features in graph.{kind}_sets are {follows} wide; "
                 "leave it out",
             )
 
 
-def check_topics(s: Settings) -> Iterator[Misplaced]:
+def check_topics(s: Settings) -> Iterator[Contradiction]:
     """Check that ingest reads the topics of all sources."""
     for i, source in enumerate(s.sources):
         if source.topic not in s.kafka.topics:
             near = nearest_of(source.topic, s.kafka.topics)
-            yield Misplaced(("sources", i, "topic"), f"{source.topic} is not in kafka.topics{near}")
+            yield Contradiction(
+                ("sources", i, "topic"), f"{source.topic} is not in kafka.topics{near}"
+            )
 
 
-def check_branches(s: Settings) -> Iterator[Misplaced]:
+def check_branches(s: Settings) -> Iterator[Contradiction]:
     """Check settings of different branches, and settings that come in pairs, against one
     another."""
     # The server: TLS files and port.
     if (s.server.tls_cert_file is None) != (s.server.tls_key_file is None):
-        yield Misplaced(
+        yield Contradiction(
             ("server", "tls_key_file" if s.server.tls_cert_file is None else "tls_cert_file"),
             "server.tls_cert_file and server.tls_key_file belong together",
             "set both, or neither.",
         )
     if s.server.workers > 1 and not s.server.port:
-        yield Misplaced(
+        yield Contradiction(
             ("server", "workers"),
             "the workers share one port, and server.port is 0",
             "set server.port to a number.",
@@ -63,7 +65,7 @@ def check_branches(s: Settings) -> Iterator[Misplaced]:
 
     # The next leader must find the log of the one before.
     if s.log.member == "standby" and not (s.log.name and s.log.store):
-        yield Misplaced(
+        yield Contradiction(
             ("log", "member"),
             "it is standby, which needs log.name and log.store",
             "set both, or set log.member: leader on a single machine.",
@@ -71,56 +73,56 @@ def check_branches(s: Settings) -> Iterator[Misplaced]:
 
     # Model and graph: sizes that must fit one another.
     if s.model.dim % s.model.heads:
-        yield Misplaced(
+        yield Contradiction(
             ("model", "dim"), f"{s.model.dim} is not a multiple of model.heads, {s.model.heads}"
         )
     if s.graph.max_block_entries & (s.graph.max_block_entries - 1):
-        yield Misplaced(
+        yield Contradiction(
             ("graph", "max_block_entries"),
             f"it is {s.graph.max_block_entries}, which is not a power of two",
         )
     if any(h <= 0 for h in s.model.half_lives_seconds):
-        yield Misplaced(("model", "half_lives_seconds"), "all of them must be above 0")
+        yield Contradiction(("model", "half_lives_seconds"), "all of them must be above 0")
 
     # Kafka: options with a key of their own, and the shard of partitions.
     for name in ("group_id", "bootstrap_servers"):
         if name in s.kafka.client:
-            yield Misplaced(("kafka", "client", name), f"set kafka.{name} instead")
+            yield Contradiction(("kafka", "client", name), f"set kafka.{name} instead")
     if s.ingest.shard is not None:
         index, count = (int(x) for x in s.ingest.shard.split("/"))
         if index > count:
-            yield Misplaced(
+            yield Contradiction(
                 ("ingest", "shard"),
                 f"{s.ingest.shard} does not exist: shards are 1/{count} to {count}/{count}",
             )
     yield from _check_schema_registry(s)
 
 
-def _check_schema_registry(s: Settings) -> Iterator[Misplaced]:
+def _check_schema_registry(s: Settings) -> Iterator[Contradiction]:
     """Check the registry's address and credentials, and that the address is set if a source needs
     it."""
     r = s.schema_registry
     for i, source in enumerate(s.sources):
         if source.format in REGISTRY_FORMATS and r.url is None:
-            yield Misplaced(
+            yield Contradiction(
                 ("sources", i, "format"),
                 f"{source.topic} is {source.format}, but schema_registry.url is not set",
                 "set it to the registry's address.",
             )
     # Credentials: one origin of the secret, and each part with its counterpart.
     if r.secret is not None and r.secret_file is not None:
-        yield Misplaced(
+        yield Contradiction(
             ("schema_registry", "secret"), "schema_registry.secret_file is set too", "keep one."
         )
     if r.user is not None and r.secret is None and r.secret_file is None:
-        yield Misplaced(("schema_registry", "user"), "it needs schema_registry.secret")
+        yield Contradiction(("schema_registry", "user"), "it needs schema_registry.secret")
     if r.key_file is not None and r.cert_file is None:
-        yield Misplaced(("schema_registry", "key_file"), "it needs schema_registry.cert_file")
+        yield Contradiction(("schema_registry", "key_file"), "it needs schema_registry.cert_file")
     # Certificates are used over TLS only.
     is_https = r.url is not None and r.url.startswith("https")
     for name in ("ca_file", "cert_file"):
         if getattr(r, name) is not None and not is_https:
-            yield Misplaced(
+            yield Contradiction(
                 ("schema_registry", name), "it has no effect unless schema_registry.url is https"
             )
 
@@ -130,7 +132,7 @@ def check_sources(
     node_sets: Mapping[str, SetSettings],
     edge_sets: Mapping[str, SetSettings],
     schema: Schema,
-) -> Iterator[Misplaced]:
+) -> Iterator[Contradiction]:
     """Check sources against the declared sets and their features.
 
     schema: of the log under these declarations.
@@ -139,12 +141,16 @@ def check_sources(
         here = ("sources", i)
         yield from _check_topic(source, [s for s in sources[:i] if s.topic == source.topic], here)
         if source.labels is not None and not schema.label_dim:
-            yield Misplaced((*here, "labels"), "there are no labels while stream.label_dim is 0")
+            yield Contradiction(
+                (*here, "labels"), "there are no labels while stream.label_dim is 0"
+            )
 
         # Each rule belongs to a declared set; edges and node features have that set's features.
         of_edges = source.deletes is not None and source.deletes.fields.node is None
         if source.edge_set is not None and source.fields is None and not of_edges:
-            yield Misplaced((*here, "edge_set"), "the source has no edges and no deletes of them")
+            yield Contradiction(
+                (*here, "edge_set"), "the source has no edges and no deletes of them"
+            )
         if source.fields is not None:
             of_edges_at = (*here, "fields")
             yield from _check_fields(source.fields, of_edges_at)
@@ -171,22 +177,24 @@ def check_sources(
 
 def _check_topic(
     source: SourceSettings, before: Sequence[SourceSettings], at: KeySteps
-) -> Iterator[Misplaced]:
+) -> Iterator[Contradiction]:
     """Check a source against those before it with the same topic."""
     for one in before:
         # These belong to the topic, not to a single source of it.
         for name in ("format", "envelope", "unavailable_value"):
             if getattr(one, name) != getattr(source, name):
                 what = f"it is {getattr(one, name) or 'none'} in a source before this one"
-                yield Misplaced((*at, name), f"a topic has one {name}, and {what}")
+                yield Contradiction((*at, name), f"a topic has one {name}, and {what}")
         # Formats with typed times convert them to one form, for all sources of the topic.
         timed = {one.time, source.time} - {"record"}
         if len(timed) > 1 and source.format not in ("json", "ndjson"):
             what = f"it is {one.time or 'stream.time_unit'} in a source before this one"
-            yield Misplaced((*at, "time"), f"a topic of {source.format} has one form, and {what}")
+            yield Contradiction(
+                (*at, "time"), f"a topic of {source.format} has one form, and {what}"
+            )
         # A source that never gets a record is a mistake.
         if one.takes_all and not source.also:
-            yield Misplaced(
+            yield Contradiction(
                 at,
                 "nothing is left for it, since a source before it has no where and takes all "
                 "records; give that one a where, or this one also: true",
@@ -199,29 +207,29 @@ def _check_deletes(
     node_sets: Mapping[str, SetSettings],
     edge_sets: Mapping[str, SetSettings],
     at: KeySteps,
-) -> Iterator[Misplaced]:
+) -> Iterator[Contradiction]:
     """Check that deletes belong to a declared set."""
     yield from _check_fields(rule.fields, (*at, "fields"))
     if rule.fields.node is None:
         if rule.node_set is not None:
-            yield Misplaced((*at, "node_set"), "they delete edges, which have an edge_set")
+            yield Contradiction((*at, "node_set"), "they delete edges, which have an edge_set")
         # If only the source names the set, it was checked there.
         if rule.edge_set is not None or source.fields is None:
             yield from _check_set(rule.edge_set or source.edge_set, edge_sets, (*at, "edge_set"))
     else:
         if rule.edge_set is not None:
-            yield Misplaced((*at, "edge_set"), "they delete nodes, which have a node_set")
+            yield Contradiction((*at, "edge_set"), "they delete nodes, which have a node_set")
         yield from _check_set(rule.node_set, node_sets, (*at, "node_set"))
 
 
 def _check_set(
     name: str | None, sets: Mapping[str, SetSettings], at: KeySteps
-) -> Iterator[Misplaced]:
+) -> Iterator[Contradiction]:
     """Check that a rule names a declared set, and that it names one if there are several."""
     if name is None and len(sets) > 1:
-        yield Misplaced(at, f"it is not set, and there are several: {shown(list(sets))}")
+        yield Contradiction(at, f"it is not set, and there are several: {first_names(list(sets))}")
     if name is not None and name not in sets:
-        yield Misplaced(at, f"{name} is not in graph.{at[-1]}s{nearest_of(name, list(sets))}")
+        yield Contradiction(at, f"{name} is not in graph.{at[-1]}s{nearest_of(name, list(sets))}")
 
 
 def _chosen(name: str | None, sets: Mapping[str, SetSettings]) -> str | None:
@@ -239,43 +247,47 @@ class _Declared(NamedTuple):
     columns: slice
 
 
-def _check_fields(fields: BaseModel, at: KeySteps) -> Iterator[Misplaced]:
+def _check_fields(fields: BaseModel, at: KeySteps) -> Iterator[Contradiction]:
     """Refuse options of keys on other fields, and constants that do not fit."""
     for steps, field in fields_of(fields):
         is_key = steps[0] in ("src", "dst", "node", "id")
         if field.prefix and not is_key:
-            yield Misplaced((*at, *steps), "only keys have a prefix")
+            yield Contradiction((*at, *steps), "only keys have a prefix")
         if field.type and not is_key:
-            yield Misplaced((*at, *steps), "only keys have a type")
+            yield Contradiction((*at, *steps), "only keys have a type")
         for word, value in (("default", field.default), ("constant", field.constant)):
             is_wrong = type(value) not in (str, int) or value == ""
             if is_key and value is not None and is_wrong:
-                yield Misplaced((*at, *steps, word), "a key is text or an integer, and not empty")
+                yield Contradiction(
+                    (*at, *steps, word), "a key is text or an integer, and not empty"
+                )
         if field.constant is not None and steps[0] in ("time", "target"):
-            yield Misplaced((*at, *steps), f"{steps[0]} cannot be a constant")
+            yield Contradiction((*at, *steps), f"{steps[0]} cannot be a constant")
 
 
-def _check_features(given: Fields, declared: _Declared, at: KeySteps) -> Iterator[Misplaced]:
+def _check_features(given: Fields, declared: _Declared, at: KeySteps) -> Iterator[Contradiction]:
     """Check a source's features against the declared ones."""
     key, features = declared.key, declared.settings.features
     for name, field in given.items():
         if name not in features:
             near = nearest_of(name, features)
-            yield Misplaced((*at, "features", name), f"{name} is not declared in {key}{near}")
+            yield Contradiction((*at, "features", name), f"{name} is not declared in {key}{near}")
             continue
         feature = features[name]
         for word, value in (("default", field.default), ("constant", field.constant)):
             if value is not None and not feature.takes(value):
-                yield Misplaced((*at, "features", name), f"{word} is no value of {feature.words}")
+                yield Contradiction(
+                    (*at, "features", name), f"{word} is no value of {feature.words}"
+                )
     # A misspelt name is also a missing one: only the misspelt one is reported.
     unknown = [name for name in given if name not in features]
     for name, feature in features.items():
         is_misspelt = bool(difflib.get_close_matches(name, unknown, 1, 0.5))
         if name not in given and feature.missing is None and not is_misspelt:
-            yield Misplaced(
+            yield Contradiction(
                 at, f"{name} of {key} has no path here, and no `missing` value in its declaration"
             )
     width = declared.columns.stop - declared.columns.start
     if width and not features:
         kind = key.split(".")[1].removesuffix("_sets")
-        yield Misplaced(at, f"{kind} features are {width} wide; declare them in {key}")
+        yield Contradiction(at, f"{kind} features are {width} wide; declare them in {key}")

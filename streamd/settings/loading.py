@@ -26,7 +26,7 @@ from streamd.settings.contradictions import (
 from streamd.settings.log import LeaderSettings, LogSettings, without_secrets
 from streamd.settings.mistakes import SECRET_WORDS, Mistakes
 from streamd.settings.server import LOOPBACK, ServerSettings, TelemetrySettings, has_keys
-from streamd.settings.sets import Misplaced, check_sets
+from streamd.settings.sets import Contradiction, check_sets
 from streamd.settings.tree import (
     MODEL_PLUGINS,
     PREFIX,
@@ -77,7 +77,7 @@ __all__ = [
     "TrainingSettings",
     "WindowSettings",
     "as_environment",
-    "changed",
+    "changed_keys",
     "check_access",
     "edge_sets",
     "effective",
@@ -157,24 +157,24 @@ def _checked_together(s: Settings, origin: Mapping[str, str], mistakes: Mistakes
     # Skip checks that involve a setting with a rejected value.
     doubtful = frozenset(mistakes.doubtful)
 
-    def add_all(found: Iterable[Misplaced]) -> bool:
+    def add_all(found: Iterable[Contradiction]) -> bool:
         certain = [m for m in found if not any(key in _named_in(m) for key in doubtful)]
         return mistakes.add_all(certain)
 
     # Without valid sets there is no schema to compare with.
     if not doubtful & DECLARING and not add_all(check_sets(s.graph.node_sets, s.graph.edge_sets)):
         add_all(check_widths(s, origin))
-        s = _completed(s, origin)
+        s = _add_implied(s, origin)
         add_all(check_topics(s))
         add_all(check_sources(s.sources, node_sets(s), edge_sets(s), schema_of(s)))
     add_all(check_branches(s))
     return s
 
 
-def _named_in(misplaced: Misplaced) -> str:
+def _named_in(contradiction: Contradiction) -> str:
     """The text of a contradiction with its key: it contains the names of all settings that it
     compares."""
-    return f"{'.'.join(map(str, misplaced.steps))} {misplaced.what}"
+    return f"{'.'.join(map(str, contradiction.steps))} {contradiction.what}"
 
 
 def _tree_of(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _tree_of(values: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _completed(s: Settings, origin: Mapping[str, str]) -> Settings:
+def _add_implied(s: Settings, origin: Mapping[str, str]) -> Settings:
     """The settings with the widths and topics that declarations imply."""
     schema = schema_of(s)
     widths = {
@@ -206,7 +206,7 @@ def _completed(s: Settings, origin: Mapping[str, str]) -> Settings:
     return s.model_copy(update={"stream": stream, "kafka": kafka})
 
 
-def changed(old: Settings, new: Settings) -> list[str]:
+def changed_keys(old: Settings, new: Settings) -> list[str]:
     """The dotted keys of settings that differ."""
 
     def value(settings: Settings, path: tuple[str, ...]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from streamd.errors import SettingsError
-from streamd.settings.sets import Misplaced
+from streamd.settings.sets import Contradiction
 from streamd.settings.tree import PREFIX, Settings
 from streamd.settings.yaml_lines import SettingsFile, nearest_name
 
@@ -58,9 +58,9 @@ class Mistakes:
         self.doubtful |= self._settings_at(steps)
         self._add(steps, source or self._source_of(steps), f": {what}", action)
 
-    def add_all(self, misplaced: Iterable[Misplaced]) -> bool:
+    def add_all(self, contradictions: Iterable[Contradiction]) -> bool:
         """Add contradictions. Returns: whether there were any."""
-        found = list(misplaced)
+        found = list(contradictions)
         for one in found:
             self.add(one.steps, one.what, one.action)
         return bool(found)
@@ -109,9 +109,9 @@ class Mistakes:
         """Raise SettingsError with all errors, if there are any."""
         if self._found:
             ordered = sorted(self._found, key=lambda one: one[:2])
-            raise joined([text for _, _, text in ordered])
+            raise settings_error([text for _, _, text in ordered])
 
-    def _add(self, steps: KeySteps, source: str, says: str, action: str = "") -> None:
+    def _add(self, steps: KeySteps, source: str, text: str, action: str = "") -> None:
         line = self._file.line_of(steps) if self._file is not None and source == "file" else None
         name = ".".join(map(str, steps))
         named = source
@@ -120,9 +120,9 @@ class Mistakes:
         elif source == "environment":
             setting = min(self._settings_at(steps), default=name)
             named = f"environment {PREFIX}{setting.replace('.', '__').upper()}"
-        end = "" if says.endswith("?") else "."
+        end = "" if text.endswith("?") else "."
         # SettingsError puts the action after the text.
-        text = str(SettingsError(f"Setting {name} ({named}){says}{end}", action))
+        text = str(SettingsError(f"Setting {name} ({named}){text}{end}", action))
         self._note(source, line or 0, text)
 
     def _note(self, source: str, line: int, text: str) -> None:
@@ -144,7 +144,7 @@ class Mistakes:
         return min(sources, key=ORDER.index, default="default")
 
 
-def joined(texts: Sequence[str]) -> SettingsError:
+def settings_error(texts: Sequence[str]) -> SettingsError:
     """One error for one or more texts; several become a list."""
     if len(texts) == 1:
         return SettingsError(texts[0])

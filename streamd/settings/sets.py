@@ -162,7 +162,7 @@ def text_of(value: str | int | bool) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-class Misplaced(NamedTuple):
+class Contradiction(NamedTuple):
     """A contradiction between settings.
 
     steps: the steps of the key. what: the contradiction, without the key. action: for the operator.
@@ -214,21 +214,21 @@ def _features(one: SetSettings) -> tuple[Feature, ...]:
 
 def declarations_of(schema: Schema) -> tuple[dict[str, SetSettings], dict[str, EdgeSetSettings]]:
     """The declarations of node sets and edge sets from which a log's schema was built."""
-    nodes = {one.name: SetSettings(features=_declared(one.features)) for one in schema.node_sets}
+    nodes = {one.name: SetSettings(features=_features_of(one.features)) for one in schema.node_sets}
     edges = {
         one.name: EdgeSetSettings(
-            source=one.source, target=one.target, features=_declared(one.features)
+            source=one.source, target=one.target, features=_features_of(one.features)
         )
         for one in schema.edge_sets
     }
     if schema.node_features:
-        nodes = {DEFAULT_SET: SetSettings(features=_declared(schema.node_features))}
+        nodes = {DEFAULT_SET: SetSettings(features=_features_of(schema.node_features))}
     if schema.edge_features:
-        edges = {DEFAULT_SET: EdgeSetSettings(features=_declared(schema.edge_features))}
+        edges = {DEFAULT_SET: EdgeSetSettings(features=_features_of(schema.edge_features))}
     return nodes, edges
 
 
-def _declared(features: Sequence[Feature]) -> dict[str, FeatureSettings]:
+def _features_of(features: Sequence[Feature]) -> dict[str, FeatureSettings]:
     return {f.name: FeatureSettings.model_validate_json(f.declared) for f in features}
 
 
@@ -239,23 +239,23 @@ def _width(sets: Mapping[str, SetSettings], name: str, width: int) -> int:
     return width if is_undeclared else sets[name].width
 
 
-def check_sets(node_sets: NodeSets, edge_sets: EdgeSets) -> Iterator[Misplaced]:
+def check_sets(node_sets: NodeSets, edge_sets: EdgeSets) -> Iterator[Contradiction]:
     """Check the names of sets, and that the endpoints of edge sets are node sets."""
     for key, sets in (("node_sets", node_sets), ("edge_sets", edge_sets)):
         for name in sets:
             if not SET_NAME.fullmatch(name):
-                yield Misplaced(
+                yield Contradiction(
                     ("graph", key, name),
                     "the name of a set is a letter and up to 62 letters, digits, _ and -",
                 )
         if len(sets) > MAX_SETS:
-            yield Misplaced(
+            yield Contradiction(
                 ("graph", key), f"{len(sets)} sets are declared, at most {MAX_SETS} are supported"
             )
 
     # Endpoints may be omitted if there is one node set.
     if len(node_sets) > 1 and not edge_sets:
-        yield Misplaced(
+        yield Contradiction(
             ("graph", "node_sets"),
             "several node sets need graph.edge_sets with a source and target each",
         )
@@ -263,18 +263,18 @@ def check_sets(node_sets: NodeSets, edge_sets: EdgeSets) -> Iterator[Misplaced]:
     for name, one in edge_sets.items():
         for word, end in (("source", one.source), ("target", one.target)):
             if end is None and len(ends) > 1:
-                yield Misplaced(
+                yield Contradiction(
                     ("graph", "edge_sets", name),
-                    f"it needs a {word}: one of {shown(ends)}",
+                    f"it needs a {word}: one of {first_names(ends)}",
                 )
             if end is not None and end not in ends:
-                yield Misplaced(
+                yield Contradiction(
                     ("graph", "edge_sets", name, word),
                     f"{end} is not in graph.node_sets{nearest_of(end, ends)}",
                 )
 
 
-def shown(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
     """Names for an error text, at most the first ten."""
     more = ", ..." if len(names) > MAX_NAMES else ""
     return ", ".join(names[:MAX_NAMES]) + more
@@ -285,6 +285,6 @@ def nearest_of(name: str, known: Collection[str], least: float = 0.5) -> str:
 
     least: likeness that the nearest one must have, from 0 to 1.
     """
-    there = f"; there are {shown(list(known))}" if known else "; there are none"
+    there = f"; there are {first_names(list(known))}" if known else "; there are none"
     close = difflib.get_close_matches(name, known, 1, least)
     return f"{there}; did you mean {close[0]!r}?" if close else there

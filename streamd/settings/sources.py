@@ -283,7 +283,7 @@ class SourceSettings(_Rule):
                 raise ValueError(f"{name} has no where, so nothing is left for {made[-1]}")
 
         # The record's timestamp needs no path; every other time needs one.
-        for name, field in self._timed():
+        for name, field in self._time_fields():
             if self.time == "record" and field is not None:
                 raise ValueError(f"time is record, so {name} needs no path of a time")
             if self.time != "record" and field is None:
@@ -311,7 +311,7 @@ class SourceSettings(_Rule):
                 f"no field leads into an element of {each}: a path such as {each}.id does"
             )
 
-    def _timed(self) -> Iterator[tuple[str, FieldSettings | None]]:
+    def _time_fields(self) -> Iterator[tuple[str, FieldSettings | None]]:
         if self.fields is not None:
             yield "fields", self.fields.time
         if self.labels is not None:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from streamd.demo.streams import stream_named
+from streamd.demo.streams import find_stream
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema
 from tests.builders import batch
@@ -83,6 +83,6 @@ def wikipedia_log(path: Path) -> Schema:
 
 
 def wikipedia_events() -> Iterator[dict]:
-    for hour in stream_named("wikipedia").windows(None):
+    for hour in find_stream("wikipedia").windows(None):
         for event in hour:
             yield json.loads(event.value)

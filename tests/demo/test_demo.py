@@ -23,7 +23,7 @@ from streamd.demo.days_table import COLUMNS, Row, render, rows
 from streamd.demo.player import MAX_WINDOWS_IN_FLIGHT, Player
 from streamd.demo.role_reader import display, reason_to_wait
 from streamd.demo.standin import StandIn
-from streamd.demo.streams import DATA, DAY, STREAMS, stream_named
+from streamd.demo.streams import DATA, DAY, STREAMS, find_stream
 from streamd.demo.twins import Twins
 from streamd.errors import DemoError
 from streamd.evaluation.regimes import RegimeWindow, best_half_life
@@ -45,7 +45,7 @@ from tests.builders import HOUR, Record, learning, settings, spell, stream, writ
 
 @pytest.mark.parametrize(("name", "events", "features"), [("wikipedia", 157_474, 0), ("taxi", 68_207, 14), ("mathoverflow", 10_595, 0)])
 def test_a_stream_is_whole_sorted_and_in_windows(name, events, features):
-    s = stream_named(name)
+    s = find_stream(name)
     windows = list(s.windows(None))
     times = [e.time for batch in windows for e in batch]
     assert len(times) == events and times == sorted(times)
@@ -55,7 +55,7 @@ def test_a_stream_is_whole_sorted_and_in_windows(name, events, features):
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_month_that_ends_at_a_midnight_is_the_recording_some_whole_days_later(name):
-    s, midnight = stream_named(name), 20_000 * DAY
+    s, midnight = find_stream(name), 20_000 * DAY
     for days in (None, 2, 40):
         recorded, played = [*s.windows(days)], [*s.windows(days, midnight)]
         later_by = played[0][0].time - recorded[0][0].time
@@ -68,7 +68,7 @@ def test_a_month_that_ends_at_a_midnight_is_the_recording_some_whole_days_later(
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_every_record_of_the_demo_becomes_the_event_it_was_made_of(name):
-    s = stream_named(name)
+    s = find_stream(name)
     read = load_settings(None, s.settings("t"), {})[0]
     plain = read.model_copy(update={"sources": (), "stream": read.stream.model_copy(update={"time_unit": "s"})})
     events = [*s.nodes(), *next(s.windows(1))]
@@ -143,7 +143,7 @@ def test_a_record_is_read_soon_though_a_fetch_waits_at_the_stand_in():
 
 
 def test_three_topics_make_a_log_of_the_files_events_each_in_its_edge_set(broker, tmp_path):
-    s = stream_named("mathoverflow")
+    s = find_stream("mathoverflow")
     for topic in s.topics("posts"):
         broker.create_topic(topic, 4)
     read = load_settings(None, s.settings("posts") | {
@@ -178,7 +178,7 @@ def test_three_topics_make_a_log_of_the_files_events_each_in_its_edge_set(broker
 
 
 def test_the_player_is_a_few_windows_ahead_of_the_log_and_no_more(tmp_path):
-    broker, s = StandIn(), stream_named("mathoverflow")
+    broker, s = StandIn(), find_stream("mathoverflow")
     for topic in s.topics("ahead"):
         broker.create_topic(topic, 4)
     LogWriter(tmp_path, Schema(0, 0, 0), 4096).close()
@@ -196,14 +196,14 @@ def test_the_player_is_a_few_windows_ahead_of_the_log_and_no_more(tmp_path):
 
 
 def test_the_taxi_stream_leaves_out_what_gives_away_the_label_and_has_its_zones():
-    s = stream_named("taxi")
+    s = find_stream("taxi")
     assert not {"tip_amount", "total_amount"} & set(s.edge_features) and len(s.node_features) == 13 and len(s.nodes()) == 265
     assert sum(map(len, s.windows(3))) < sum(map(len, s.windows(4)))
 
 
 def test_an_unknown_stream_is_named():
     with pytest.raises(DemoError, match="wikipedia, taxi"):
-        stream_named("chess")
+        find_stream("chess")
 
 
 def test_twins_score_every_window_the_live_model_scores_and_frozen_equals_live_until_the_cut(tmp_path):
@@ -279,7 +279,7 @@ def test_scores_of_a_nightly_model_before_its_first_night_are_marked():
 
 @pytest.mark.parametrize("name", ["wikipedia", "taxi", "mathoverflow"])
 def test_the_page_s_note_is_whole_sentences(tmp_path, name):
-    stream = stream_named(name)
+    stream = find_stream(name)
     made = play._settings(stream, SimpleNamespace(bootstrap_servers="h:1", client={}), "t", tmp_path, 0, play.title_of(stream, 2))
     note = made.server.page_note
     assert note.startswith("Demo: the first 2 days of a month of ") and note.endswith("? All days are moved so that the last one ends last midnight (UTC).")
@@ -311,7 +311,7 @@ def test_all_events_wait_for_a_trainer_that_has_not_begun():
 
 
 def test_the_title_is_of_the_days_that_are_played():
-    assert [play.title_of(stream_named("taxi"), days).partition(":")[0] for days in (None, 1, 3)] == [
+    assert [play.title_of(find_stream("taxi"), days).partition(":")[0] for days in (None, 1, 3)] == [
         "a month of New York green taxi trips", "the first day of a month of New York green taxi trips", "the first 3 days of a month of New York green taxi trips"]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from streamd.demo.streams import stream_named
+from streamd.demo.streams import find_stream
 from streamd.eventlog.columns import EdgeColumns
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
@@ -205,7 +205,7 @@ def test_a_random_walk_steps_back_in_time_over_events_of_its_nodes(strategy):
 @pytest.mark.parametrize("name", ["wikipedia", "taxi"])
 def test_two_hops_over_a_real_stream_equal_the_plain_answer_edge_for_edge(name):
     ids, rows = {}, []
-    for hour in stream_named(name).windows(None):
+    for hour in find_stream(name).windows(None):
         for event in hour:
             e = json.loads(event.value)
             if e.get("type", "edge") == "edge":

@@ -5,13 +5,13 @@ import asyncio
 from streamd.events import SetKey
 from streamd.schema import DEFAULT_SET
 from streamd.server.http import completion
-from streamd.server.http.completion import completed
+from streamd.server.http.completion import complete_prefix
 from tests.builders import HOUR, stream, write_log
 from tests.server.world import SCHEMA, World
 
 
 def complete(keys, prefix, node_set=None, limit=10, is_wanted=None):
-    return asyncio.run(completed(keys, prefix, node_set, limit, is_wanted))
+    return asyncio.run(complete_prefix(keys, prefix, node_set, limit, is_wanted))
 
 
 def test_newest_nodes_come_first_and_the_equal_key_before_all():
@@ -49,7 +49,7 @@ def test_keys_that_come_meanwhile_spoil_nothing(monkeypatch):
     keys = [f"k{i}" for i in range(20)]
 
     async def both():
-        asking = asyncio.create_task(completed(keys, "k", None, 50))
+        asking = asyncio.create_task(complete_prefix(keys, "k", None, 50))
         for i in range(5):
             await asyncio.sleep(0)
             keys.append(f"k{20 + i}")

@@ -152,7 +152,7 @@ def follow_ten_at_a_time(monkeypatch):
     """Let a server take in ten events between two passes of answers."""
     monkeypatch.setattr("streamd.serving.following_graph.ANSWERING_EDGES", 10)
     monkeypatch.setattr("streamd.server.engine.pace.TURN_SECONDS", 0.0)
-    monkeypatch.setattr("streamd.server.engine.pace.BEHIND_SECONDS", 0.0)
+    monkeypatch.setattr("streamd.server.engine.pace.BACKLOG_SECONDS", 0.0)
 
 
 def test_while_a_slice_is_taken_in_the_position_stays_at_what_is_whole(world, log, monkeypatch):

@@ -1,7 +1,7 @@
 import pytest
 
 from streamd.server.engine import pace
-from streamd.server.engine.pace import BEHIND_SECONDS, STARTING_SECONDS, TURN_SECONDS, Pace
+from streamd.server.engine.pace import BACKLOG_SECONDS, STARTING_SECONDS, TURN_SECONDS, Pace
 
 
 class Clock:
@@ -23,7 +23,7 @@ def clock(monkeypatch):
     (False, 1.0, TURN_SECONDS),
     (True, 0.001, TURN_SECONDS),
     (True, 0.01, 0.02),
-    (True, 1.0, BEHIND_SECONDS),
+    (True, 1.0, BACKLOG_SECONDS),
 ], ids=["level", "behind and little asked", "behind and asked", "behind and flooded"])
 def test_following_has_its_share_of_the_time_and_more_of_it_while_behind(clock, behind, others, wanted):
     pace = Pace()

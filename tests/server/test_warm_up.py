@@ -5,7 +5,7 @@ import pytest
 from streamd.eventlog.writer import LogWriter
 from streamd.server.engine import answerer
 from streamd.server.engine.answerer import Answerer
-from streamd.server.engine.warm_up import NOBODY, warm_up_requests
+from streamd.server.engine.warm_up import UNKNOWN_KEY, warm_up_requests
 from streamd.serving.requests import Recommend, Score
 from streamd.telemetry import metrics
 from tests.builders import HOUR, stream, write_log
@@ -45,7 +45,7 @@ def test_the_champion_answers_one_request_of_each_kind_before_the_server_is_read
 def test_a_log_without_an_event_is_warmed_up_with_a_node_that_nobody_knows(tmp_path, computed):
     LogWriter(tmp_path, SCHEMA).close()
     world = World(tmp_path).start()
-    assert computed[0][1][0] == Score(NOBODY, (NOBODY,))
+    assert computed[0][1][0] == Score(UNKNOWN_KEY, (UNKNOWN_KEY,))
     world.stop()
 
 
@@ -54,7 +54,7 @@ def test_nodes_that_were_deleted_are_not_asked_for(tmp_path):
     world = World(tmp_path).start()
     view = world.engine._view
     view.log.keys[:] = [None] * len(view.log.keys)
-    assert warm_up_requests(view)[0] == Score(NOBODY, (NOBODY,) * 20)
+    assert warm_up_requests(view)[0] == Score(UNKNOWN_KEY, (UNKNOWN_KEY,) * 20)
     world.stop()
 
 

@@ -20,7 +20,7 @@ from streamd.ingest.kafka.fresh_secrets import client_of
 from streamd.ingest.kafka.listener import find_rejection, refused_login, why_silent
 from streamd.ingest.kafka.safe_records import make_reading_safe
 from streamd.settings.loading import KafkaSettings
-from streamd.settings.mistakes import joined
+from streamd.settings.mistakes import settings_error
 
 RECONNECT_MS = 2_000
 """Longest pause between attempts to reach a broker. The client's default of 30 s is longer than
@@ -107,7 +107,7 @@ def read_options(kafka: KafkaSettings) -> dict[str, Any]:
             errors.append(SettingsError(f"{key} is set in {where}.", "keep one of them."))
 
     if errors:
-        raise joined([str(error) for error in errors])
+        raise settings_error([str(error) for error in errors])
 
     # These checks compare several options, which may come from settings and file.
     options = {**kafka.client, **in_file}

@@ -64,7 +64,7 @@ class Answerer:
         for batch in self._queue.take():
             if searches := batch.searches:
                 moments = moments_of(follower.view, follower.served, searches, follower.seen)
-                done = batch.traced_done(self._status.version)
+                done = batch.done_with_trace(self._status.version)
                 self._searches.begin(searches, moments, batch.deadline, done)
             elif all(candidates.is_ready_for(request) for request in batch.requests):
                 batches.append(batch)

@@ -9,7 +9,7 @@ import numpy as np
 from streamd.events import Float32, Int64, Key, SetKey
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
-from streamd.server.engine.explain import Pair, Pairs, explained, reasons_of
+from streamd.server.engine.explain import Pair, Pairs, explain, reasons_of
 from streamd.serving.following_graph import ServerGraph
 from streamd.serving.loaded_version import UNKNOWN, LoadedVersion
 from streamd.serving.requests import (
@@ -134,7 +134,7 @@ def best_of(moment: Moment, request: Recommend, pool: Int64, scores: Float32) ->
     return best[: request.k]
 
 
-def recommended(
+def make_recommendation(
     moment: Moment, request: Recommend, source: int, pool: Int64, scores: Float32
 ) -> Answer:
     """Make the answer of a recommendation: the best `k` nodes of a scored pool.
@@ -181,7 +181,7 @@ def _one_pass(requests: list[Request], moments: list[Moment]) -> list[Answer]:
             case Score():
                 answers.append(_answer_score(moment, request, source, targets[i], scores[i]))
             case Recommend():
-                answers.append(recommended(moment, request, source, targets[i], scores[i]))
+                answers.append(make_recommendation(moment, request, source, targets[i], scores[i]))
             case Similar():
                 answers.append(_answer_similar(moment, request, source))
             case Embedding():
@@ -267,7 +267,7 @@ def _answer_labels(moment: Moment, source: int, key: Key) -> Answer:
 def _answer_explanation(moment: Moment, request: Explain, source: int) -> Answer:
     target = moment.view.ids([request.dst])
     pair = Pair(source, int(target[0]), request.edge_set, moment.as_of_us)
-    explanation = explained(moment.view, moment.served, pair)
+    explanation = explain(moment.view, moment.served, pair)
     return moment.answer(
         source,
         dst=(request.dst,),

@@ -56,7 +56,7 @@ class Pairs:
     time_us: int
 
 
-def explained(view: ServerGraph, served: LoadedVersion | None, pair: Pair) -> Explanation:
+def explain(view: ServerGraph, served: LoadedVersion | None, pair: Pair) -> Explanation:
     """Explain the score of a pair. served: None for the rule. Raises: NotFinite."""
     facts_F = _facts(view, pair.src, pair.dst, pair)
 

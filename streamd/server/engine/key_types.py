@@ -46,8 +46,8 @@ def hint_of(ids: Container[Key], asked: Iterable[Key]) -> str:
     for key in asked:
         number, own = split_key(key)
         # No hint for a known key, nor for one that is unknown in both types.
-        twin = _twin(own)
-        if twin is None or key in ids or in_set(number, twin) not in ids:
+        other = _same_text_of_other_type(own)
+        if other is None or key in ids or in_set(number, other) not in ids:
             continue
         if isinstance(own, str):
             return (
@@ -66,7 +66,7 @@ def _type_of(key: Key) -> tuple[int, type]:
     return number, type(own)
 
 
-def _twin(key: PlainKey) -> PlainKey | None:
+def _same_text_of_other_type(key: PlainKey) -> PlainKey | None:
     """The key of the other type with the same characters; None for text that is no integer."""
     if isinstance(key, int):
         return str(key)

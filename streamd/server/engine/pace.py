@@ -10,9 +10,9 @@ import time
 TURN_SECONDS = 0.01
 """Time of one slice of work, following or answering: a health check waits for a few of them, and
 should be answered within 0.1 s."""
-BEHIND_SECONDS = 0.03
+BACKLOG_SECONDS = 0.03
 """Time of a following slice while there is a backlog of events."""
-BEHIND_SHARE = 2 / 3
+BACKLOG_SHARE = 2 / 3
 """Share of the loop's time for following while there is a backlog. In the remaining time the server
 answers from its present graph, facts and memory; each answer reports their positions."""
 STARTING_SECONDS = 0.1
@@ -27,7 +27,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._ended = time.monotonic()
-        self._behind = False
+        self._has_backlog = False
 
     def begin(self, answering: bool) -> float:
         """Start to follow the log. answering: whether requests are answered already.
@@ -37,15 +37,15 @@ class Pace:
         now = time.monotonic()
         if not answering:
             return now + STARTING_SECONDS
-        if not self._behind:
+        if not self._has_backlog:
             return now + TURN_SECONDS
-        share = (now - self._ended) * BEHIND_SHARE / (1 - BEHIND_SHARE)
-        return now + min(max(share, TURN_SECONDS), BEHIND_SECONDS)
+        share = (now - self._ended) * BACKLOG_SHARE / (1 - BACKLOG_SHARE)
+        return now + min(max(share, TURN_SECONDS), BACKLOG_SECONDS)
 
-    def end(self, behind: bool) -> None:
-        """Record the end of this turn's following. behind: whether work is left."""
+    def end(self, has_backlog: bool) -> None:
+        """Record the end of this turn's following. has_backlog: whether work is left."""
         self._ended = time.monotonic()
-        self._behind = behind
+        self._has_backlog = has_backlog
 
 
 async def let_http_run() -> None:

@@ -69,7 +69,7 @@ class PendingBatch:
             {"streamd.version": version, "streamd.requests": num_requests},
         )
 
-    def traced_done(self, version: str) -> Done:
+    def done_with_trace(self, version: str) -> Done:
         """The callback of a search: records the batch's spans, then calls `done`."""
         if self.span is None:
             return self.done

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.events import Float32, Int64
-from streamd.server.engine.answers import Moment, best_of, recommended, scores_of
+from streamd.server.engine.answers import Moment, best_of, make_recommendation, scores_of
 from streamd.serving.requests import (
     Answer,
     Done,
@@ -26,7 +26,7 @@ from streamd.telemetry import metrics
 MEASURE_EVERY = 50
 """One in this many recommendations among likely nodes is compared with the exact one: often enough
 for a metric, rarely enough to cost little."""
-MEASURE_REST = 50.0
+MEASURE_PAUSE = 50.0
 """After such a search, none follows for this many times its duration: with many nodes it takes
 seconds."""
 LEARNING = 0.1
@@ -65,7 +65,7 @@ class _Search:
     scores: Float32 = field(default_factory=lambda: np.zeros(0, np.float32))
 
     @property
-    def num_left(self) -> int:
+    def num_remaining(self) -> int:
         return len(self.nodes) - self.at
 
     def select(self, nodes: Int64) -> Int64:
@@ -97,7 +97,7 @@ class _Search:
         scored."""
         still = np.isin(self.best, self.select(self.best))
         best, scores = self.best[still], self.scores[still]
-        return recommended(self.moment, self.request, self.source, best, scores)
+        return make_recommendation(self.moment, self.request, self.source, best, scores)
 
 
 class Searches:
@@ -147,7 +147,7 @@ class Searches:
             nodes = view.candidates.nodes_of(request)
             begun.append(_Search(moment, request, source, nodes, deadline, add_answer))
         seconds = deadline - time.monotonic()
-        own = sum(s.num_left for s in begun)
+        own = sum(s.num_remaining for s in begun)
         if 0 < seconds < own * self._node_seconds:
             done(self._too_many(own))
 
@@ -155,7 +155,7 @@ class Searches:
             # estimate.
             self._node_seconds *= 1 - LEARNING
             return
-        wait = (own + sum(s.num_left for s in self._searches)) * self._node_seconds
+        wait = (own + sum(s.num_remaining for s in self._searches)) * self._node_seconds
         if self._searches and wait > SURE_SHARE * seconds:
             done(Overloaded("more exact recommendations arrive than the server can answer"))
             return
@@ -192,7 +192,7 @@ class Searches:
 
         def done(result: list[Answer] | BaseException) -> None:
             now = time.monotonic()
-            self._measure_from = now + MEASURE_REST * (now - begun)
+            self._measure_from = now + MEASURE_PAUSE * (now - begun)
             if not isinstance(result, BaseException):
                 metrics.recommend_recall.observe(
                     len({*answer.dst} & {*result[0].dst}) / max(1, len(result[0].dst))
@@ -219,17 +219,17 @@ class Searches:
 
         # Score as many of the next nodes as fit a slice.
         count = int(SLICE_SECONDS / max(self._own_seconds, 1e-9))
-        count = min(max(count, FIRST_SLICE), self._largest_slice, search.num_left)
+        count = min(max(count, FIRST_SLICE), self._largest_slice, search.num_remaining)
         if count:
             search.take(count)
             self._stepped_at = time.monotonic()
             self._learn(since, begun, self._stepped_at, count)
 
         # Answer once all nodes are scored; end early if they cannot be scored in time.
-        if search.num_left:
+        if search.num_remaining:
             left = search.deadline - time.monotonic()
             is_sure = search.num_slices >= SURE_SLICES
-            if is_sure and search.num_left * self._node_seconds > left:
+            if is_sure and search.num_remaining * self._node_seconds > left:
                 self.fail(self._too_many(len(search.nodes)))
             return 0
         self._searches.pop(0).done([search.answer()])

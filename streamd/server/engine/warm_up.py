@@ -9,7 +9,7 @@ import numpy as np
 from streamd.serving.following_graph import ServerGraph
 from streamd.serving.requests import Embedding, Explain, Label, Recommend, Request, Score, Similar
 
-NOBODY = "a node that nobody knows"
+UNKNOWN_KEY = "a node that does not exist"
 """A key to use if the log has no event, or the nodes of its newest events are deleted."""
 NUM_SCORED = 100
 """Candidates of the score request: about as many as clients send."""
@@ -26,7 +26,10 @@ def warm_up_requests(view: ServerGraph) -> list[Request]:
     newest = max(view.log.first_edge, view.edge - NUM_SCORED)
     src, dst, _ = view.log.edges(newest, view.edge)
     keys = [view.log.keys[node] for node in np.append(src[-1:], dst)]
-    source, *targets = [NOBODY if key is None else key for key in keys] or [NOBODY, NOBODY]
+    source, *targets = [UNKNOWN_KEY if key is None else key for key in keys] or [
+        UNKNOWN_KEY,
+        UNKNOWN_KEY,
+    ]
     later_us = view.newest_us + LATER_US
     return [
         Score(source, tuple(targets)),

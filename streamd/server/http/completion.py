@@ -14,7 +14,7 @@ MAX_KEYS = 400_000
 """Maximum number of keys that are searched for one completion, the newest ones."""
 
 
-async def completed(
+async def complete_prefix(
     keys: Sequence[Key | None],
     prefix: str,
     node_set: int | None,

@@ -16,7 +16,7 @@ MIN_COMPRESSED_BYTES = 1024
 NEVER = re.compile(r"\s*q\s*=\s*0(\.0*)?\s*", re.IGNORECASE)
 
 
-def expanded(body: bytes, coding: str) -> bytes:
+def expand_body(body: bytes, coding: str) -> bytes:
     """Undo the `content-encoding` of a request's body.
 
     Raises: HTTPException if the body does not have this coding, the coding is unknown, or the body
@@ -45,7 +45,7 @@ def expanded(body: bytes, coding: str) -> bytes:
     return plain
 
 
-def compressed(response: Response, accepted: str) -> Response:
+def compress_response(response: Response, accepted: str) -> Response:
     """Compress a response if `accept-encoding` allows it and the body is large enough to gain by
     it."""
     coding = _coding(accepted)

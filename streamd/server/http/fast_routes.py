@@ -45,7 +45,7 @@ class DirectRoute(APIRoute):
         """Read the request's body as a model. Raises: RequestValidationError, HTTPException."""
         if not is_json(media_type(request)):
             raise HTTPException(422, "body: not sent as JSON; set content-type: application/json")
-        return parsed(model, await whole(request))
+        return parse_body(model, await whole(request))
 
 
 def media_type(request: Request) -> str:
@@ -67,7 +67,7 @@ async def whole(request: Request) -> bytes:
         raise HTTPException(400, "the body is incomplete") from None
 
 
-def parsed(model: type[Model], body: bytes) -> Model:
+def parse_body(model: type[Model], body: bytes) -> Model:
     """Parse a body as a model. Raises: RequestValidationError."""
     try:
         return model.model_validate_json(body)

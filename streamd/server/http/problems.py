@@ -54,12 +54,12 @@ def content(path: str, status: int, detail: str, kind: str = "about:blank") -> d
 def add_handlers(app: FastAPI) -> None:
     """Register a handler for every error that a route may raise."""
     for kind, handler in (
-        (Overloaded, _overloaded),
+        (Overloaded, _answer_overloaded),
         (TooManyNodes, _too_many_nodes),
         (NotReady, _not_ready),
         (TimeoutError, _too_late),
         (BadCondition, _bad_condition),
-        (NotReached, _not_reached),
+        (NotReached, _answer_not_reached),
         (TooOld, _too_old),
         (KafkaError, _no_broker),
         (VersionError, _no_version),
@@ -72,7 +72,7 @@ def add_handlers(app: FastAPI) -> None:
 # One handler for each error. Those that pass by themselves ask the client to retry.
 
 
-async def _overloaded(request: Request, error: Exception) -> JSONResponse:
+async def _answer_overloaded(request: Request, error: Exception) -> JSONResponse:
     return problem(request.url.path, 429, str(error), AGAIN)
 
 
@@ -94,7 +94,7 @@ async def _bad_condition(request: Request, error: Exception) -> JSONResponse:
     return problem(request.url.path, 400, str(error))
 
 
-async def _not_reached(request: Request, error: Exception) -> JSONResponse:
+async def _answer_not_reached(request: Request, error: Exception) -> JSONResponse:
     detail = f"{error} (server.deadline_seconds)"
     return problem(request.url.path, 504, detail, AGAIN, NOT_REACHED)
 

@@ -16,7 +16,7 @@ from streamd.registry.outcome import Refusal, Waiting, outcome_of
 from streamd.registry.registry import read_manifests
 from streamd.server.engine.conditions import POSITION, RecordToken, headers_of
 from streamd.server.engine.set_names import PlainKey, in_set, plain
-from streamd.server.http.completion import completed
+from streamd.server.http.completion import complete_prefix
 from streamd.server.http.fast_routes import DirectRoute
 from streamd.server.http.query_names import refuse_unknown_parameters
 from streamd.server.page.status import passed_over
@@ -156,7 +156,7 @@ async def nodes(
     is_source = None
     if source_in is not None:
         is_source = partial(state.engine.is_source, edge_set=state.sets.edge_set(source_in))
-    found, complete = await completed(state.engine.keys, prefix, number, limit, is_source)
+    found, complete = await complete_prefix(state.engine.keys, prefix, number, limit, is_source)
     return CompletionResponse(nodes=found, complete=complete)
 
 

@@ -17,8 +17,15 @@ from streamd import __version__
 from streamd.events import MICROSECONDS
 from streamd.server.engine.conditions import Conditions, headers_of
 from streamd.server.engine.set_names import PlainKey, in_set
-from streamd.server.http.compression import compressed, expanded
-from streamd.server.http.fast_routes import DirectRoute, Model, is_json, media_type, parsed, whole
+from streamd.server.http.compression import compress_response, expand_body
+from streamd.server.http.fast_routes import (
+    DirectRoute,
+    Model,
+    is_json,
+    media_type,
+    parse_body,
+    whole,
+)
 from streamd.server.state import Asked, ServerState, State, require_key
 from streamd.server.v1.schemas import INT64
 from streamd.server.v2 import binary
@@ -146,7 +153,9 @@ class InferRoute(DirectRoute):
         handle = super().get_route_handler()
 
         async def handle_and_compress(request: Request) -> Response:
-            return compressed(await handle(request), request.headers.get("accept-encoding", ""))
+            return compress_response(
+                await handle(request), request.headers.get("accept-encoding", "")
+            )
 
         return handle_and_compress
 
@@ -160,9 +169,9 @@ class InferRoute(DirectRoute):
                 f"body: sent as {kind[:64]}; set content-type: application/json,"
                 f" or {OCTETS} with tensors after the JSON",
             )
-        body = expanded(await whole(request), request.headers.get("content-encoding", ""))
+        body = expand_body(await whole(request), request.headers.get("content-encoding", ""))
         text, rest = binary.split(body, request.headers.get(binary.JSON_LENGTH))
-        asked = parsed(model, text)
+        asked = parse_body(model, text)
         assert isinstance(asked, InferRequest)
         _fill(asked.inputs, rest)
         return asked

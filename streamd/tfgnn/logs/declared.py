@@ -13,7 +13,7 @@ from typing import Any
 from streamd.errors import TFGNNError
 from streamd.schema import DEFAULT_SET, Schema
 from streamd.settings.loading import Settings, edge_sets, node_sets, schema_of, with_schema
-from streamd.settings.sets import FeatureSettings, SetSettings, shown, text_of
+from streamd.settings.sets import FeatureSettings, SetSettings, first_names, text_of
 from streamd.tfgnn.schema.messages import EdgeSet, Feature, GraphSchema, NodeSet
 from streamd.tfgnn.schema.schema import (
     REVERSED,
@@ -153,7 +153,7 @@ def feature_type(declared: FeatureSettings) -> Feature:
     if declared.categories is not None:
         texts = [text_of(c) for c in declared.categories]
         other, nothing = other_text(declared), nothing_text(declared)
-        words = f"one of {shown(texts)}; {other!r} is any other, {nothing!r} none"
+        words = f"one of {first_names(texts)}; {other!r} is any other, {nothing!r} none"
         return new_feature("DT_STRING", description=words)
     if declared.hash is not None:
         words = f"location of a text among {declared.hash}, by its CRC32C; -1 is none"
