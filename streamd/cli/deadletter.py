@@ -55,11 +55,11 @@ def deadletter_list(
     data_dir: DataOption = None,
 ) -> None:
     """Show the newest dead letters, mark those that were sent again, and count all by reason."""
-    from streamd.ingest.dead_letters.replay import names_sent, read_letters
+    from streamd.ingest.dead_letters.replay import read_letters, read_sent_names
 
     # Read all letters once: count them, and keep the table's cells of the newest ones.
     settings = settings_of(config, data_dir)
-    sent = names_sent(settings)
+    sent = read_sent_names(settings)
     counts: Counter[str] = Counter()
     num_sent = 0
     newest: deque[tuple[str, ...]] = deque(maxlen=limit)

@@ -95,7 +95,7 @@ def backup(
     """Back up a data directory to a store, also while the daemon runs: only objects that the store
     lacks are sent, and the manifest is sent last."""
     from streamd.store.objects import Store
-    from streamd.store.sweep import remove_unneeded
+    from streamd.store.sweep import sweep_store
     from streamd.store.upload import upload
 
     settings = settings_of(config, data_dir)
@@ -109,7 +109,7 @@ def backup(
     )
     if keep:
         # Only after the upload: a failed one must not cost an older backup.
-        manifests, objects = remove_unneeded(store, keep)
+        manifests, objects = sweep_store(store, keep)
         text += f"; {count_noun(manifests, 'manifest')} and {count_noun(objects, 'object')} removed"
     out.print(text, markup=False, soft_wrap=True)
 

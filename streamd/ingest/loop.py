@@ -25,10 +25,10 @@ from streamd.ingest.first_times import FirstTimes
 from streamd.ingest.kafka.broker_wait import BrokerWait
 from streamd.ingest.kafka.consumer import KafkaSource, OutOfRange
 from streamd.ingest.kafka.lag import report_lag, unread
-from streamd.ingest.kafka.offset_commits import ShownOffsets
+from streamd.ingest.kafka.offset_commits import PublishedOffsets
 from streamd.ingest.kafka.safe_records import portions, value_sizes
 from streamd.ingest.order.batch_builder import BatchBuilder
-from streamd.ingest.order.runs import not_yet_appended
+from streamd.ingest.order.runs import lacks_events
 from streamd.ingest.traced import TracedRecords
 from streamd.settings.loading import Settings
 from streamd.telemetry import metrics
@@ -95,7 +95,7 @@ class IngestLoop:
         self._held: Mapping[int, Sequence[Any]] = {}
         self._assignment: Assignment | None = None
         self._waiting = BrokerWait(settings.kafka.bootstrap_servers, clock)
-        self._offsets = ShownOffsets(log_writer)
+        self._offsets = PublishedOffsets(log_writer)
         if log_writer.newest_us is not None:
             self._report_log()
 
@@ -256,9 +256,9 @@ class IngestLoop:
             self._waiting.warn("schema_registry_away", str(error))
             self._pause("schema registry away", RETRY_SECONDS, why=str(error))
             # The next step retries held records. If some were already taken, read all again.
-            return bool(self._held) and not source.changed
+            return bool(self._held) and not source.has_changed
         metrics.schema_registry_away.set(0)
-        self._paused = self._current.merger.paused()
+        self._paused = self._current.merger.partitions_to_pause()
         source.pause(self._paused)
 
         # 4. Commit and report at their intervals.
@@ -271,7 +271,7 @@ class IngestLoop:
             self._current.last_report = now
             self._report(source)
         self._close_idle_window(source, now)
-        if source.changed:
+        if source.has_changed:
             logger.info("topics_changed")
             return False
         return True
@@ -342,7 +342,7 @@ class IngestLoop:
 
             # Events that are held as suspects do not count as read yet.
             position = source.position(number)
-            held = at.suspects.partitions[number].first_held
+            held = at.suspects.partitions[number].first_waiting
             heard, paused = bool(records[number]), number in self._paused
             silent = at.silence.is_silent(number, heard, paused, now)
             at_end = (position >= source.end(number) or silent) and held is None
@@ -373,7 +373,7 @@ class IngestLoop:
         events, rejected = self._decoder.decode(records, number, self._clock.now_us(), topic)
         # After a restart the first records may hold events that are in the log already.
         if records[0].offset <= max([resume.offset, *(run.last[0] for run in resume.ahead[-1:])]):
-            events = events.take(not_yet_appended(events.rows, resume))
+            events = events.take(lacks_events(events.rows, resume))
             first = resume.offset, resume.index
             rejected = [r for r in rejected if (r.offset, r.index) >= first or r.index < 0]
         for r in rejected:
@@ -444,7 +444,7 @@ class IngestLoop:
         if keys.is_full:
             # Only waiting events still need the numbers of their keys.
             suspects = self._current.suspects
-            waiting = [*self._current.merger.buffers(), *(s.held for s in suspects.partitions)]
+            waiting = [*self._current.merger.buffers(), *(s.waiting for s in suspects.partitions)]
             renumber_keys(waiting, keys.shrink)
         return batch, watermark
 

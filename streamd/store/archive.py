@@ -26,12 +26,12 @@ from streamd.storage import DISK, Disk, write_durably
 from streamd.store import manifests
 from streamd.store.changelog import Changelog, KafkaChangelog, changelog_topic
 from streamd.store.checkpoints import stored_checkpoints
+from streamd.store.leases import new_owner
 from streamd.store.manifests import Manifest
 from streamd.store.objects import Store
 from streamd.store.snapshot import held_bytes
 from streamd.store.sweep import Sweep
 from streamd.store.upload import upload
-from streamd.store.upload_locks import new_owner
 from streamd.store.versions import FOLDER as VERSIONS
 from streamd.telemetry import metrics
 from streamd.telemetry.failure_log import LastingFailures
@@ -41,7 +41,7 @@ logger = structlog.get_logger()
 NAME = "archive"
 """Name of the role, and of its folder in `roles/`."""
 OWNER = "owner"
-"""File in that folder with the name by which the archive marks its work in the store."""
+"""File in that folder with the name under which the archive holds leases in the store."""
 RUNNING = "running"
 """File in that folder that the process locks."""
 FORGOTTEN = "forgotten"
@@ -112,7 +112,7 @@ def open_archive(
         stop=stop,
         lead=lead,
     )
-    store.before_try = archive.tell
+    store.before_try = archive.touch_while_sending
     return archive
 
 
@@ -164,7 +164,7 @@ class Archive:
         self._folder = folder_of(data_dir, NAME)
         self._owner = self._owners_name()
         self._sweep = Sweep(store, KEEP, bootstrap_seconds)
-        # The data directory's `occasion` at the last round, and times in monotonic seconds.
+        # The data directory's `state_stamp` at the last round, and times in monotonic seconds.
         self._seen: object = None
         self._begun_at = self._stored_at = self._cleaned_at = -float("inf")
         self._cleaned = True
@@ -220,7 +220,7 @@ class Archive:
         """Update the metrics that are only computed at a scrape."""
         metrics.archive_held.set(held_bytes(self._data_dir, NAME))
 
-    def tell(self) -> None:
+    def touch_while_sending(self) -> None:
         """Touch the heartbeat while an object is sent. Raises: Stopped."""
         if self._stop.is_set():
             raise Stopped
@@ -242,18 +242,18 @@ class Archive:
         if now - self._stored_at >= self._manifest_seconds:
             return True
         pause = min(PAUSE_SECONDS, self._manifest_seconds)
-        return now - self._begun_at >= pause and occasion(self._data_dir) != self._seen
+        return now - self._begun_at >= pause and state_stamp(self._data_dir) != self._seen
 
     def _round(self, now: float) -> None:
         """Upload and write a manifest; then clean up."""
         self._begun_at = now
         if self._written is None:
             self._written = self._read_written()
-        seen = occasion(self._data_dir)
+        seen = state_stamp(self._data_dir)
         done = upload(
             self._data_dir,
             self._store,
-            lambda done, of: self.tell(),
+            lambda done, of: self.touch_while_sending(),
             NAME,
             self._owner,
             self._disk,
@@ -261,7 +261,7 @@ class Archive:
             self._lead.check,
         )
 
-        # Only now: after a failed upload the next round must find the same occasion.
+        # Only now: after a failed upload the next round must find the same state_stamp.
         self._seen = seen
         self._stored_at = self._clock.monotonic()
         self._newest = made = done.manifest
@@ -292,7 +292,7 @@ class Archive:
         if compaction is not None and not self.forgetting_waits():
             write_durably(self._folder / FORGOTTEN, b"%d" % compaction.seq, self._disk)
             logger.info("compaction_left_store_and_changelog", seq=compaction.seq)
-        self._say_forgetting()
+        self._report_waiting_compaction()
 
     def _left_by_trainer(self, compaction: Compacted) -> list[str]:
         """The trainer's objects in the store that may contain data removed by a compaction, in
@@ -311,7 +311,9 @@ class Archive:
         taken; after a compaction, up to the manifest that was written since. Raises: KafkaError."""
         if self._changelog is None:
             return
-        until = self._deletable() if compaction is None else self._behind(compaction)
+        until = (
+            self._deletable() if compaction is None else self._offset_after_compaction(compaction)
+        )
         first, end = self._changelog.bounds()
         if until is not None and until > first and self._is_read_to(until):
             self._lead.check()
@@ -342,7 +344,7 @@ class Archive:
         later = [one.offset for one in self._written.values() if one.offset is not None]
         return None if oldest is None else min([oldest, *later])
 
-    def _behind(self, compaction: Compacted) -> int | None:
+    def _offset_after_compaction(self, compaction: Compacted) -> int | None:
         """The newest manifest's offset, if a compaction lets all records before it go; else
         None."""
         newest = self._newest
@@ -390,7 +392,7 @@ class Archive:
                 return "the removal of older manifests' objects, and of the changelog's records"
         return ""
 
-    def _say_forgetting(self) -> None:
+    def _report_waiting_compaction(self) -> None:
         done = self._compaction_to_forget()
         metrics.compaction_waits_since.set(0 if done is None else done.done_at)
 
@@ -406,7 +408,7 @@ class Archive:
         self.error = str(error)
 
     def _owners_name(self) -> str:
-        """The name by which this directory's archive marks its work; the first run makes it."""
+        """The name under which this archive holds leases in the store; the first run makes it."""
         path = self._folder / OWNER
         if not path.exists():
             write_durably(path, new_owner().encode(), self._disk)
@@ -431,7 +433,7 @@ def read_forgotten(data_dir: Path) -> int:
         return 0
 
 
-def occasion(data_dir: Path) -> object:
+def state_stamp(data_dir: Path) -> object:
     """A value that changes when a round is due: after a segment was sealed (which starts a journal
     file), a version was published, or the trainer stored a checkpoint."""
     journals = journal_files(data_dir / "journal")

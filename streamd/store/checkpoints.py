@@ -22,11 +22,11 @@ from streamd.store.file_set import (
     check_there,
     wrong_in,
 )
+from streamd.store.leases import under_way
 from streamd.store.objects import Store
-from streamd.store.ranges import Earlier, appended, holds
+from streamd.store.ranges import Earlier, append_range, holds
 from streamd.store.restore import write_file
 from streamd.store.sender import FileSender
-from streamd.store.upload_locks import under_way
 from streamd.store.versions import StoredVersion, check
 
 FOLDER = "checkpoints"
@@ -123,19 +123,19 @@ def upload_checkpoint(
     before; it is kept up to date. Raises: StoreError, OSError.
     """
     files = []
-    with under_way(store) as mark:
+    with under_way(store) as lease:
         known = store.sizes(OBJECTS)
-        sender = FileSender(store, mark, known)
+        sender = FileSender(store, lease, known)
         there = {file.path: file for file in earlier.files} if earlier is not None else {}
         past = Earlier(state=None, files=there, index=index, objects=known)
         for path, size in sorted(local.files.items()):
             stat = FileStat.of(local.folder / path)
-            old = past.unchanged(path, stat)
+            old = past.find_unchanged(path, stat)
             if path in APPENDED:
                 old = past.file(path)
                 goes_on = old.size <= size and holds(local.folder / path, old)
                 old = old if goes_on else NO_FILE
-            wanted = appended(path, size, 0, old)
+            wanted = append_range(path, size, 0, old)
             files.append(sender.send(local.folder, wanted))
             if path not in APPENDED:
                 index.note(stat, files[-1])

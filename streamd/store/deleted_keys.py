@@ -208,7 +208,7 @@ class DeletedSearch:
     ) -> dict[int, int]:
         """As `KeySearch.find_in`, with progress."""
 
-        def counted() -> Iterator[bytes]:
+        def with_progress() -> Iterator[bytes]:
             for chunk in chunks:
                 yield chunk
                 self.searched.num_bytes += len(chunk)
@@ -216,7 +216,7 @@ class DeletedSearch:
                     done = self.searched.num_bytes - self._begun_at
                     self._progress(self._part, done, self._total, "bytes")
 
-        return self.search.find_in(counted(), before, after)
+        return self.search.find_in(with_progress(), before, after)
 
 
 def _files(folder: Path, skipped: Path | None) -> Iterator[Path]:

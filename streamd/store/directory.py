@@ -11,7 +11,7 @@ from streamd.eventlog.journal.journal import LogState
 from streamd.storage import DISK, Disk
 from streamd.store.file_index import FileIndex
 from streamd.store.ranges import Earlier, objects_of, wanted_files
-from streamd.store.restore import new_directory, verify_made, write_ends, write_pieces
+from streamd.store.restore import new_directory, verify_result, write_pieces, write_publication
 from streamd.store.snapshot import NAME
 from streamd.store.upload import snapshot_with_position
 
@@ -80,6 +80,6 @@ def copy_directory(
                 write_pieces(path, one.size, pieces, reserve, written, disk)
         except FileNotFoundError as error:
             raise StoreError(f"{error.filename} was removed during the copy.", AGAIN) from None
-        write_ends(scratch, snapshot.state.seq, position, disk)
-        verify_made(scratch, snapshot.state, check, f"The copy of {source}", AGAIN)
+        write_publication(scratch, snapshot.state.seq, position, disk)
+        verify_result(scratch, snapshot.state, check, f"The copy of {source}", AGAIN)
     return snapshot.state

@@ -69,7 +69,7 @@ class Earlier:
         """The file in that manifest; NO_FILE if it or one of its objects is missing."""
         return self._there(self.files.get(path))
 
-    def unchanged(self, path: str, stat: FileStat) -> StoredFile:
+    def find_unchanged(self, path: str, stat: FileStat) -> StoredFile:
         """The file as it was read, if it has not changed and is completely stored; else NO_FILE."""
         return self._there(self.index.find(path, stat))
 
@@ -90,21 +90,21 @@ def wanted_files(snapshot: Snapshot, earlier: Earlier) -> Iterator[Wanted]:
 
     # Files that commits append to, and the journal up to the commit.
     for path, file in state.files.items():
-        yield appended(path, file.num_bytes, file.revision, earlier.file(path))
+        yield append_range(path, file.num_bytes, file.revision, earlier.file(path))
     for path, size in snapshot.journals.items():
         old = earlier.file(path)
         same = earlier.index.find(path, snapshot.stats[path])
         if same is None or same != old:
             old = old if old.size <= size and holds(snapshot.folder / path, old) else NO_FILE
-        yield appended(path, size, 0, old)
+        yield append_range(path, size, 0, old)
 
     # Files of trainer, roles and versions are stored whole, and read again only after a change.
     for path in snapshot.learned:
         stat = snapshot.stats[path]
-        yield appended(path, stat.size, 0, earlier.unchanged(path, stat))
+        yield append_range(path, stat.size, 0, earlier.find_unchanged(path, stat))
 
 
-def appended(path: str, size: int, revision: int, old: StoredFile) -> Wanted:
+def append_range(path: str, size: int, revision: int, old: StoredFile) -> Wanted:
     """A file with first bytes that may be stored already."""
     goes_on = old.revision == revision and old.size <= size
     kept = _worth_keeping(old.pieces) if goes_on else []

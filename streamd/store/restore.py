@@ -54,7 +54,7 @@ def restore(
     with new_directory(data_dir, disk) as scratch:
         _write_files(store, manifest, scratch, progress, disk)
         what = f"The directory made of {manifest.name} in {store.shown}"
-        verify_made(scratch, LogState.restored(manifest.log), check, what, AGAIN)
+        verify_result(scratch, LogState.restored(manifest.log), check, what, AGAIN)
 
 
 @contextmanager
@@ -116,10 +116,12 @@ def _write_files(
         # Commits continue in the last segment: its blocks are reserved, as those of a new one are.
         reserve = last is not None and file.path == last.path
         write_file(store, folder / file.path, file, reserve, written, disk)
-    write_ends(folder, manifest.seq, manifest.position, disk)
+    write_publication(folder, manifest.seq, manifest.position, disk)
 
 
-def write_ends(folder: Path, seq: int, position: ChangelogPosition | None, disk: Disk) -> None:
+def write_publication(
+    folder: Path, seq: int, position: ChangelogPosition | None, disk: Disk
+) -> None:
     """Write the position in the changelog, at which the directory resumes, and `published` last;
     then make the folders durable."""
     if position is not None:
@@ -208,7 +210,7 @@ def _write_extent(fd: int, data: memoryview, offset: int, over: bool, disk: Disk
         disk.write(fd, data[begin:], offset + begin)
 
 
-def verify_made(
+def verify_result(
     folder: Path, expected: LogState, check: Callable[[Path], list[str]], what: str, again: str
 ) -> None:
     """Check a directory as `streamd verify` does, and that its log ends in the expected state.

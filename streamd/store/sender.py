@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from streamd.store.file_set import StoredFile
+from streamd.store.leases import StoreLease
 from streamd.store.objects import Store
 from streamd.store.ranges import Wanted, objects_of
-from streamd.store.upload_locks import Mark
 
 
 class FileSender:
@@ -15,11 +15,11 @@ class FileSender:
     objects, num_bytes: sent so far; all others were stored already.
     """
 
-    def __init__(self, store: Store, mark: Mark, known: dict[str, int]) -> None:
-        """mark: of the upload, which is renewed. known: bytes of each object of the store, by name;
-        kept up to date."""
+    def __init__(self, store: Store, lease: StoreLease, known: dict[str, int]) -> None:
+        """lease: of the upload, which is renewed. known: bytes of each object of the store, by
+        name; kept up to date."""
         self._store = store
-        self._mark = mark
+        self._lease = lease
         self._known = known
         self.objects = 0
         self.num_bytes = 0
@@ -41,5 +41,5 @@ class FileSender:
                 self.num_bytes += piece.size
             pieces.append(piece)
             read(piece.size)
-            self._mark.renew()
+            self._lease.renew()
         return StoredFile(wanted.path, wanted.size, pieces, wanted.revision)

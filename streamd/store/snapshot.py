@@ -54,7 +54,7 @@ class Snapshot:
     stats: dict[str, FileStat]
 
 
-class _Moved(Exception):
+class _Changed(Exception):
     """The directory changed while it was linked; the snapshot is taken again."""
 
 
@@ -71,7 +71,7 @@ def take_snapshot(data_dir: Path, name: str = NAME, disk: Disk = DISK) -> Iterat
     lock = lock_directory(own / LOCK, "wait for that backup, or stop it.")
     try:
         # A killed backup left its links, which hold the disk space of files dropped since.
-        yield _taken(data_dir, own / LINKS, disk)
+        yield _take(data_dir, own / LINKS, disk)
     finally:
         try:
             disk.remove_folder(own / LINKS)
@@ -80,7 +80,7 @@ def take_snapshot(data_dir: Path, name: str = NAME, disk: Disk = DISK) -> Iterat
 
 
 @contextmanager
-def look_in_place(data_dir: Path) -> Iterator[Snapshot]:
+def list_in_place(data_dir: Path) -> Iterator[Snapshot]:
     """Yield a snapshot without links of a read-only directory, such as a mounted snapshot of a
     volume. If it changes all the same, the reader of its files notices.
 
@@ -88,37 +88,37 @@ def look_in_place(data_dir: Path) -> Iterator[Snapshot]:
     """
     for _ in range(TRIES):
         try:
-            learned = _listed(data_dir)
+            learned = _list_files(data_dir)
             state, journals, stats = _link_log(data_dir, data_dir, DISK)
             break
-        except (FileNotFoundError, _Moved):
+        except (FileNotFoundError, _Changed):
             time.sleep(PAUSE_SECONDS)
     else:
-        raise _restless(data_dir)
+        raise _changes_error(data_dir)
     yield Snapshot(data_dir, state, list(learned), journals, learned | stats)
 
 
-def _taken(data_dir: Path, folder: Path, disk: Disk) -> Snapshot:
+def _take(data_dir: Path, folder: Path, disk: Disk) -> Snapshot:
     """Link the files; repeat that if one was replaced meanwhile."""
     for _ in range(TRIES):
         try:
             disk.remove_folder(folder)
             disk.make_folder(folder)
             # Versions first, so that none is beyond the log's state.
-            learned = _link_learned(data_dir, folder, disk)
+            learned = _link_versions_and_roles(data_dir, folder, disk)
             state, journals, stats = _link_log(data_dir, folder, disk)
             return Snapshot(folder, state, list(learned), journals, learned | stats)
-        except (FileNotFoundError, _Moved):
+        except (FileNotFoundError, _Changed):
             time.sleep(PAUSE_SECONDS)
         except OSError as error:
             raise DiskError(
                 f"{data_dir} cannot be linked for a backup: {error.strerror}.",
                 "free space on the volume; nothing of the log is touched.",
             ) from error
-    raise _restless(data_dir)
+    raise _changes_error(data_dir)
 
 
-def _restless(data_dir: Path) -> StoreError:
+def _changes_error(data_dir: Path) -> StoreError:
     return StoreError(
         f"{data_dir} changed {TRIES} times while its files were listed.", "run it again."
     )
@@ -136,10 +136,10 @@ def held_bytes(data_dir: Path, name: str = NAME) -> int:
     return found
 
 
-def _link_learned(data_dir: Path, folder: Path, disk: Disk) -> dict[str, FileStat]:
+def _link_versions_and_roles(data_dir: Path, folder: Path, disk: Disk) -> dict[str, FileStat]:
     """Link the files of versions, trainer and roles, as they are at one moment: trainer and server
     recover from any."""
-    before = _listed(data_dir)
+    before = _list_files(data_dir)
     for path in before:
         new = folder / path
         new.parent.mkdir(parents=True, exist_ok=True)
@@ -147,12 +147,12 @@ def _link_learned(data_dir: Path, folder: Path, disk: Disk) -> dict[str, FileSta
             link_or_copy(data_dir / path, new, disk)
         else:
             shutil.copyfile(data_dir / path, new)
-    if _listed(data_dir) != before:
-        raise _Moved
+    if _list_files(data_dir) != before:
+        raise _Changed
     return before
 
 
-def _listed(data_dir: Path) -> dict[str, FileStat]:
+def _list_files(data_dir: Path) -> dict[str, FileStat]:
     """The files of versions, trainer and roles by path, without incomplete ones."""
     found = {}
     for top in LEARNED:
@@ -203,7 +203,7 @@ def _link_log(
         segments.get(s.first_edge, s.revision) != s.revision for s in state.segments
     ) or any(now.files[path].revision != file.revision for path, file in state.files.items())
     if replaced or now.schema != state.schema or not journals:
-        raise _Moved
+        raise _Changed
     return state, journals, stats
 
 

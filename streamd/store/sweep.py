@@ -7,14 +7,14 @@ import structlog
 from streamd.store import manifests
 from streamd.store.checkpoints import files_of, stored_checkpoints
 from streamd.store.file_set import OBJECTS, StoredFile, object_names
+from streamd.store.leases import REMOVALS, UPLOADS, hold_lease, new_owner, others
 from streamd.store.manifests import FOLDER
 from streamd.store.objects import Store
-from streamd.store.upload_locks import REMOVALS, UPLOADS, marked, new_owner, others
 from streamd.store.versions import stored_versions
 
 logger = structlog.get_logger()
 BATCH = 500
-"""Objects removed between two renewals of the mark; each takes some milliseconds."""
+"""Objects removed between two renewals of the lease; each takes some milliseconds."""
 
 
 class Sweep:
@@ -43,7 +43,7 @@ class Sweep:
 
         Nothing is removed while an upload to the store is under way.
 
-        Args: now: wall time in seconds; owner: of the caller's marks; compacted: also remove every
+        Args: now: wall time in seconds; owner: of the caller's leases; compacted: also remove every
         manifest from before this compaction, and at once every object that no other names. Returns:
         numbers of manifests and objects removed. Raises: StoreError, also if a kept manifest cannot
         be read.
@@ -52,7 +52,7 @@ class Sweep:
         owner = owner or new_owner()
         store = self._store
         begun = time.monotonic()
-        with marked(store, REMOVALS, owner, lambda: now + time.monotonic() - begun) as mark:
+        with hold_lease(store, REMOVALS, owner, lambda: now + time.monotonic() - begun) as lease:
             count, killed = others(store, UPLOADS, owner, now)
             self.waiting = f"{len(count)} uploads to the store are under way" if count else ""
             if count:
@@ -78,7 +78,7 @@ class Sweep:
             gone = [name for name, at in self._unneeded_since.items() if now - at >= grace]
             for at in range(0, len(gone), BATCH):
                 store.remove(gone[at : at + BATCH])
-                mark.renew()
+                lease.renew()
             for name in gone:
                 del self._unneeded_since[name]
             store.remove(killed)
@@ -105,7 +105,7 @@ class Sweep:
         return kept, object_names(files)
 
 
-def remove_unneeded(store: Store, keep: int, now: float | None = None) -> tuple[int, int]:
+def sweep_store(store: Store, keep: int, now: float | None = None) -> tuple[int, int]:
     """Remove all manifests but the newest `keep`, and the objects that none of those names, as
     `Sweep.remove` does."""
     return Sweep(store, keep).remove(now)

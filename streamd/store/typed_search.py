@@ -72,9 +72,11 @@ class TypedSearch:
                 objects = tuple(piece.object for piece in file.pieces)
                 if file.path == KEYS and objects not in searched:
                     searched.add(objects)
-                    yield from self._in_stored(store, file, f"{KEYS} of {name} in {store.shown}")
+                    yield from self._in_stored_table(
+                        store, file, f"{KEYS} of {name} in {store.shown}"
+                    )
 
-    def _in_stored(self, store: Store, file: StoredFile, where: str) -> Iterator[Found]:
+    def _in_stored_table(self, store: Store, file: StoredFile, where: str) -> Iterator[Found]:
         self.tables += 1
         with tempfile.TemporaryDirectory(prefix="streamd-keys-") as folder:
             write_file(store, Path(folder) / KEYS, file, False, lambda _: None, DISK)

@@ -23,12 +23,12 @@ from streamd.storage import DISK, Disk
 from streamd.store import manifests
 from streamd.store.file_index import FILE, FileIndex
 from streamd.store.file_set import OBJECTS, StoredFile, check_there
+from streamd.store.leases import UPLOADS, hold_lease, new_owner, wait_for_removals
 from streamd.store.manifests import Manifest
 from streamd.store.objects import Store
 from streamd.store.ranges import Earlier, holds, wanted_files
 from streamd.store.sender import FileSender
-from streamd.store.snapshot import NAME, PAUSE_SECONDS, Snapshot, look_in_place, take_snapshot
-from streamd.store.upload_locks import UPLOADS, marked, new_owner, wait_for_removals
+from streamd.store.snapshot import NAME, PAUSE_SECONDS, Snapshot, list_in_place, take_snapshot
 
 logger = structlog.get_logger()
 CHECKPOINTS = "train/checkpoints"
@@ -65,13 +65,13 @@ def upload(
     A daemon may run on the directory. Objects that a killed upload sent are not sent again.
 
     Args: progress: called with (bytes read, bytes in all); name: of the folder in `roles/` for
-    lock, links and index; owner: of the mark in the store, a new one if empty; now: wall time in
+    lock, links and index; owner: of the lease in the store, a new one if empty; now: wall time in
     seconds; check: called before the manifest is written; an exception that it raises prevents
     that. Raises: StreamdError if there is no log, LockedError if another upload under that name
     runs, DiskError, StoreError.
     """
     owner = owner or new_owner()
-    with marked(store, UPLOADS, owner, now) as mark:
+    with hold_lease(store, UPLOADS, owner, now) as lease:
         wait_for_removals(store, owner, now, store.sleep)
         with snapshot_with_position(data_dir, name, disk) as (snapshot, position, compacted):
             index = FileIndex(folder_of(data_dir, name) / FILE)
@@ -85,7 +85,7 @@ def upload(
                 done += num_bytes
                 progress(done, total)
 
-            sender = FileSender(store, mark, earlier.objects)
+            sender = FileSender(store, lease, earlier.objects)
             files: list[StoredFile] = []
             for one in wanted:
                 files.append(sender.send(snapshot.folder, one, read))
@@ -119,7 +119,7 @@ def snapshot_with_position(
     # Both are read first: the snapshot may have more commits than that, never fewer.
     position = _position(data_dir)
     done = read_compacted(data_dir)
-    taken = look_in_place(data_dir) if in_place else take_snapshot(data_dir, name, disk)
+    taken = list_in_place(data_dir) if in_place else take_snapshot(data_dir, name, disk)
     with taken as snapshot:
         if position is not None and position.seq > snapshot.state.seq:
             raise StoreError(

@@ -11,11 +11,11 @@ import msgspec
 from streamd.errors import StoreError
 from streamd.storage import DISK, SCRATCH, Disk, link_or_copy
 from streamd.store.file_set import OBJECTS, FileSetKind, StoredFile, check_there, wrong_in
+from streamd.store.leases import under_way
 from streamd.store.objects import Store
 from streamd.store.ranges import Wanted
 from streamd.store.restore import write_file
 from streamd.store.sender import FileSender
-from streamd.store.upload_locks import under_way
 
 FOLDER = "versions"
 MANIFEST = "manifest.json"
@@ -71,9 +71,9 @@ def upload_version(
     manifest = (folder / MANIFEST).read_text()
     checksums = msgspec.json.decode(manifest, type=_Checksums).checksums
     files = []
-    with under_way(store) as mark:
+    with under_way(store) as lease:
         known = store.sizes(OBJECTS)
-        sender = FileSender(store, mark, known)
+        sender = FileSender(store, lease, known)
         for path in sorted(folder.glob("*.safetensors")):
             size = path.stat().st_size
             same = earlier.get((checksums.get(path.name, ""), size))
@@ -84,8 +84,8 @@ def upload_version(
             files.append(sender.send(folder, wanted))
         version = StoredVersion(name=folder.name, manifest=manifest, files=files)
         store.put(object_of(version.name), KIND.encode(version))
-        # A machine with a clock that is an hour ahead takes the mark for that of a killed upload,
-        # and may remove objects. All must be there before the topic gets the version.
+        # A machine whose clock is an hour ahead sees this upload's lease as expired, and may remove
+        # objects. All must be there before the topic gets the version.
         check_there(store, version.files, "none is needed: the trainer sends the version again.")
     return version
 

@@ -161,7 +161,7 @@ def test_other_records_in_the_topic_of_letters_are_counted_and_passed_over(tmp_p
     letters.add(letter(0))
     with capture_logs() as lines:
         assert replay(s) == (1, 0, 0, 0)
-    assert [(x["event"], x["count"]) for x in lines] == [("records_passed_over", 4)]
+    assert [(x["event"], x["count"]) for x in lines] == [("records_skipped", 4)]
 
 
 def test_lines_that_are_no_letters_are_passed_over(tmp_path, broker):

@@ -393,7 +393,7 @@ def test_a_stop_between_two_assignments_commits_no_position_of_the_first_one(tmp
             return ()
 
         @property
-        def changed(self):
+        def has_changed(self):
             return self.turns == 1
 
         def publish(self, positions): ...

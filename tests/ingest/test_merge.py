@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from streamd.decode.block import NO_STAMP, ROW, Block
 from streamd.events import EDGE, Position, Run
 from streamd.ingest.order.merge import Merger as AnyMerger
-from streamd.ingest.order.runs import not_yet_appended
+from streamd.ingest.order.runs import lacks_events
 
 
 class Merger(AnyMerger):
@@ -111,14 +111,14 @@ def test_positions_name_the_first_event_not_appended_and_those_ahead_of_it():
     assert times(merger.release(0.0, 100)) == [2, 3]
     assert merger.position(0) == Position(0, 0, (Run((1, 0), (1, 1)),))
     again = block([event(9, 0, 0), event(2, 0, 1), event(3, 0, 1, 1), event(4, 0, 2)])
-    assert not_yet_appended(again.rows, merger.position(0)).tolist() == [True, False, False, True]
+    assert lacks_events(again.rows, merger.position(0)).tolist() == [True, False, False, True]
 
 
 def test_full_buffers_pause_all_but_the_partition_waited_for():
     merger = Merger(2, 0.2, max_buffered=3)
     merger.push(0, [event(t, 0, t) for t in range(5, 10)], 5, False, 0.0)
     merger.push(1, [event(1, 1, t) for t in range(4)], 4, False, 0.0)
-    assert merger.paused() == [0]
+    assert merger.partitions_to_pause() == [0]
 
 
 def batched(source, times, rng):
@@ -151,7 +151,7 @@ def test_any_interleaving_of_polls_gives_the_same_order_and_resumes_exactly(seed
         p = int(rng.integers(3))
         n = int(rng.integers(0, 6))
         polled = [e for record in parts[p][at[p]:at[p] + n] for e in record]
-        missing = not_yet_appended(block(polled).rows, resumed[p])
+        missing = lacks_events(block(polled).rows, resumed[p])
         fresh = [e for e, m in zip(polled, missing, strict=True) if m]
         at[p] = min(at[p] + n, len(parts[p]))
         merger.push(p, fresh, at[p], at[p] == len(parts[p]), 0.0)

@@ -12,7 +12,7 @@ from streamd.decode.block import NO_STAMP, ROW, Block
 from streamd.events import DELETE, EDGE, NODE, Position, Run
 from streamd.ingest.order import merge
 from streamd.ingest.order.merge import Merger
-from streamd.ingest.order.runs import not_yet_appended
+from streamd.ingest.order.runs import lacks_events
 
 YEAR = 365 * 24 * 3600 * 1_000_000
 SECOND = 1_000_000
@@ -55,7 +55,7 @@ class Reading:
         part, first = self.parts[source], self.at[source]
         self.at[source] = min(first + count, len(part))
         events = block(source, first, part[first: self.at[source]])
-        events = events.take(not_yet_appended(events.rows, self.resumed[source]))
+        events = events.take(lacks_events(events.rows, self.resumed[source]))
         self.merger.push(source, events, (self.at[source], 0), self.at[source] == len(part), self.now)
 
     def release(self, limit=10**6):
@@ -63,7 +63,7 @@ class Reading:
         self.stored = [self.merger.position(s) for s in range(len(self.parts))]
 
     def turn(self, counts, limit=10**6):
-        paused = self.merger.paused()
+        paused = self.merger.partitions_to_pause()
         for source, count in enumerate(counts):
             if source not in paused:
                 self.poll(source, count)

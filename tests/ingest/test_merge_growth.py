@@ -54,7 +54,7 @@ class Import:
         self.merger = Merger(len(parts), 0.2, 0)
         at, now, log = [0] * len(parts), 0.0, []
         while not (self.merger.all_at_end and not self.merger.num_buffered):
-            paused = self.merger.paused()
+            paused = self.merger.partitions_to_pause()
             for p, rows in enumerate(parts):
                 end = at[p] if p in paused else min(at[p] + poll, len(rows))
                 events = Block(rows[at[p]: end].copy(), np.zeros((end - at[p], 0), np.float32))
@@ -104,14 +104,14 @@ def test_a_partition_with_too_many_runs_ahead_is_read_no_further_until_the_delet
     push(merger, 0, clicks[:420], 420)
     push(merger, 1, deletes[:410], 410)
     merger.release(0.0, 10_000)
-    assert len(merger.position(1).ahead) >= 200 and merger.paused() == [1], "each delete waits until the clicks are read"
+    assert len(merger.position(1).ahead) >= 200 and merger.partitions_to_pause() == [1], "each delete waits until the clicks are read"
 
     # Meanwhile the clicks flow; at their end the deletes go, and the partition is read on.
     push(merger, 0, clicks[420:], 900)
-    assert len(merger.release(2.0, 10_000)) > 470 and merger.paused() == [1]
+    assert len(merger.release(2.0, 10_000)) > 470 and merger.partitions_to_pause() == [1]
     merger.push(0, EMPTY, (900, 0), True, 3.0)
     merger.release(4.0, 10_000)
-    assert merger.position(1) == Position(410) and merger.paused() == []
+    assert merger.position(1) == Position(410) and merger.partitions_to_pause() == []
 
 
 EMPTY = Block(np.zeros(0, ROW), np.zeros((0, 0), np.float32))

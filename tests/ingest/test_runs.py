@@ -6,16 +6,16 @@ from hypothesis import strategies as st
 
 from streamd.decode.block import ROW
 from streamd.events import EDGE, Position, Run
-from streamd.ingest.order.runs import join_runs, not_yet_appended, runs_from, runs_of
+from streamd.ingest.order.runs import join_runs, lacks_events, runs_from, runs_of
 
-PLACES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), unique=True).map(sorted)
+WHERE_OPTIONS_ARE = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), unique=True).map(sorted)
 
 
 def rows(places):
     return np.array([(0, 0, 0, offset, item, EDGE, 0, 0, -1) for offset, item in places], ROW)
 
 
-@given(PLACES, st.data())
+@given(WHERE_OPTIONS_ARE, st.data())
 def test_what_is_released_is_ahead_and_what_waits_is_not(places, data):
     """Several releases, and polls in between; then all is read again."""
     read, waiting, log, runs, following = 0, [], [], (), (0, 0)
@@ -30,7 +30,7 @@ def test_what_is_released_is_ahead_and_what_waits_is_not(places, data):
         runs = join_runs(runs, rows(waiting), following)
         first = waiting[0] if waiting else following
         resume = Position(*first, runs_from(runs, first))
-        assert not_yet_appended(rows(places), resume).tolist() == [p not in log for p in places]
+        assert lacks_events(rows(places), resume).tolist() == [p not in log for p in places]
         assert len(runs) <= len(waiting), "between two runs an event waits"
 
 

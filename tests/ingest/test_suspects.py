@@ -147,7 +147,7 @@ def test_behind_a_gap_nothing_waits_if_a_hundred_events_of_all_partitions_lead_a
     for hour in range(60):
         judged = suspects.judge(poll_of(four, hour * each, each), float(hour))
         assert not any(len(one.refused) for one in judged)
-        if any(part.held_since is not None for part in suspects.partitions):
+        if any(part.waiting_since is not None for part in suspects.partitions):
             held.append(hour)
     assert (55 in held) == waits and all(hour >= 55 for hour in held)
 
@@ -271,7 +271,7 @@ def test_deletes_and_records_without_a_timestamp_pass_and_wait_with_what_is_befo
     ahead = block([int(time[-1]) + DAY], [int(stamp[-1])], 400)
     assert not len(suspects.judge(ahead, 5.0).taken.rows)
     later = suspects.judge(block([0], [TODAY], 401, DELETE), 5.1)
-    assert not len(later.taken.rows) and suspects.first_held == (400, 0)
+    assert not len(later.taken.rows) and suspects.first_waiting == (400, 0)
     rest = block(time[-1] + np.arange(NUM_FOLLOWERS), stamp[:NUM_FOLLOWERS] + 400 * 20, 402)
     judged = suspects.judge(rest, 5.2)
     assert judged.refused.rows["offset"].tolist() == [400] and judged.taken.rows["offset"].tolist() == list(range(401, 502))
@@ -302,7 +302,7 @@ def test_while_an_event_is_held_whatever_comes_behind_it_is_copied_once(monkeypa
         held.judge(block([TODAY + DAY], [TODAY], 500), 0.0)
         for i in range(num_polls):
             assert not len(held.judge(block([0] * 50, [TODAY] * 50, 501 + 50 * i, NODE), 0.001 * i).taken)
-        assert held.first_held == (500, 0) and sum(copied) == 0
+        assert held.first_waiting == (500, 0) and sum(copied) == 0
         assert len(held.judge(EMPTY, 2.0).taken) == 50 * num_polls + 1 and sum(copied) == 50 * num_polls + 1
 
 

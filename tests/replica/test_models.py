@@ -21,7 +21,7 @@ from streamd.registry.outcome import outcome_of
 from streamd.replica.models import records
 from streamd.replica.models.state import ModelsState
 from streamd.store.objects import Store
-from streamd.store.sweep import remove_unneeded
+from streamd.store.sweep import sweep_store
 from streamd.store.versions import FOLDER, stored_versions
 from streamd.windows.history import append_record
 from tests.replica.models_world import (
@@ -81,7 +81,7 @@ def test_a_replica_that_comes_late_fetches_only_what_is_kept(trainer, replica, t
         trainer.learn(n)
         trainer.settle()
     before = len(list((tmp_path / "store/objects").rglob("*")))
-    remove_unneeded(Store(trainer.url), 1)
+    sweep_store(Store(trainer.url), 1)
     assert len(list((tmp_path / "store/objects").rglob("*"))) < before
     replica.step()
     assert content(replica.settings.data_dir) == content(trainer.settings.data_dir)
@@ -214,7 +214,7 @@ def test_a_sweep_by_a_clock_hours_ahead_lets_no_record_name_what_is_gone(trainer
         def put(self, name, data):
             # The other machine takes the mark of this upload for that of a killed one.
             if name.startswith(FOLDER) and not swept:
-                swept.append(remove_unneeded(Store(trainer.url), 1, time.time() + 7200))
+                swept.append(sweep_store(Store(trainer.url), 1, time.time() + 7200))
             super().put(name, data)
 
     with monkeypatch.context() as patch:

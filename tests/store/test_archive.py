@@ -26,11 +26,11 @@ from streamd.store import archive as archives
 from streamd.store import manifests, ranges
 from streamd.store.archive import Archive, read_forgotten
 from streamd.store.file_set import OBJECTS, object_names
+from streamd.store.leases import REMOVALS, UPLOADS
 from streamd.store.objects import Store
 from streamd.store.restore import choose, restore
-from streamd.store.sweep import Sweep, remove_unneeded
+from streamd.store.sweep import Sweep, sweep_store
 from streamd.store.upload import upload
-from streamd.store.upload_locks import REMOVALS, UPLOADS
 from streamd.store.versions import object_of, upload_version
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from tests.builders import SECOND, ManualClock, compact, stream
@@ -710,7 +710,7 @@ def test_a_removal_and_an_upload_that_begin_at_once_never_miss_each_other(leader
     # A removal begins at each step of an upload, and is through before the upload goes on.
     for at in range(0, 25, stride):
         leader.commit()
-        upload(leader.path, Interrupted(leader.url, at, lambda: remove_unneeded(leader.store, 1)))
+        upload(leader.path, Interrupted(leader.url, at, lambda: sweep_store(leader.store, 1)))
         leader.check(tmp_path / "back")
     # An upload begins at each step of a removal; it counts on objects that a killed one left, and no manifest names.
     class Killed(Store):

@@ -16,7 +16,7 @@ from streamd.store.checkpoints import (
 from streamd.store.file_index import FileIndex
 from streamd.store.file_set import OBJECTS
 from streamd.store.objects import Store
-from streamd.store.sweep import remove_unneeded
+from streamd.store.sweep import sweep_store
 
 FILES = {"checkpoint/cursor.json": b"{}", "checkpoint/state.safetensors": b"s" * 5000, "replay/1.safetensors": b"r" * 300,
          "facts/7.safetensors": b"f" * 900, "nightly/twin.json": b"t", "history": b"one\n", "moves": b"m\n"}
@@ -66,10 +66,10 @@ def test_only_the_part_of_a_file_that_counts_is_stored(store, tmp_path):
 def test_a_sweep_leaves_what_a_checkpoint_names(store, tmp_path):
     done = upload_checkpoint(write(tmp_path / "1", FILES), 2, [], store, None, FileIndex())
     store.put(f"{OBJECTS}/ab/{'c' * 62}", b"nobody needs it")
-    assert remove_unneeded(store, 2) == (0, 1)
+    assert sweep_store(store, 2) == (0, 1)
     assert read_back(store, done.stored, tmp_path / "back") == FILES
     store.remove([done.name])
-    assert remove_unneeded(store, 2) == (0, len(FILES))
+    assert sweep_store(store, 2) == (0, len(FILES))
 
 
 def test_an_object_that_is_gone_or_differs_is_named(store, tmp_path):

@@ -24,12 +24,12 @@ from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema
 from streamd.store import manifests
 from streamd.store.file_set import OBJECTS, Piece, StoredFile, object_names
+from streamd.store.leases import LEASE_SECONDS, UPLOADS
 from streamd.store.manifests import Manifest
 from streamd.store.objects import Store, without_secrets
 from streamd.store.restore import choose, restore
-from streamd.store.sweep import remove_unneeded
+from streamd.store.sweep import sweep_store
 from streamd.store.upload import upload
-from streamd.store.upload_locks import MARK_SECONDS, UPLOADS
 from tests.builders import (
     SECOND,
     SETS,
@@ -343,13 +343,13 @@ def test_objects_that_no_kept_manifest_names_are_removed_and_no_others(tmp_path,
         grow(log, src, dst, np.maximum(time, log.watermark), 12)
         upload(tmp_path / "log", store)
         store.put(f"{UPLOADS}/{2**40}-other", b"1")
-        assert remove_unneeded(store, 2) == (0, 0), "another upload may count on any object"
-        num_manifests, num_objects = remove_unneeded(store, 2, now=2**40 + MARK_SECONDS + 1)
+        assert sweep_store(store, 2) == (0, 0), "another upload may count on any object"
+        num_manifests, num_objects = sweep_store(store, 2, now=2**40 + LEASE_SECONDS + 1)
         assert num_manifests == 1 and num_objects > 0 and not store.sizes(UPLOADS)
         for name in manifests.names(store):
             restore(store, manifests.read(store, name), tmp_path / "back" / name[-8:-5])
         kept = {o for name in manifests.names(store) for o in object_names(manifests.read(store, name).files)}
-        assert set(store.sizes(OBJECTS)) == kept and remove_unneeded(store, 2) == (0, 0)
+        assert set(store.sizes(OBJECTS)) == kept and sweep_store(store, 2) == (0, 0)
 
 
 class Away(MemoryFileSystem):

@@ -147,7 +147,7 @@ def _of_topic(settings: Settings, topic: str) -> Iterator[StoredLetter]:
         ) from error
     if num_strange:
         logger.warning(
-            "records_passed_over",
+            "records_skipped",
             topic=topic,
             count=num_strange,
             why="their headers are not those of dead letters",
@@ -237,7 +237,7 @@ class Plan:
     foreign: int
 
 
-def names_sent(settings: Settings) -> set[LetterName]:
+def read_sent_names(settings: Settings) -> set[LetterName]:
     """Read the names of the letters that were sent again. Raises: CorruptionError."""
     path = settings.data_dir / FOLDER / SENT
     if not path.exists():
@@ -262,7 +262,7 @@ def plan(
     Args: reasons, topics: of the letters to send, empty for all; again: send also letters that were
     sent before. Raises: CorruptionError, KafkaError.
     """
-    sent = names_sent(settings)
+    sent = read_sent_names(settings)
     present: set[LetterName] = set()
     chosen = []
     skipped = broken = foreign = 0

@@ -31,7 +31,7 @@ MAX_SENT = 10_000
 """Maximum number of unacknowledged letters: at this number `add` waits, which bounds memory."""
 ACKNOWLEDGED_SECONDS = 20.0
 """Longest wait for a topic to acknowledge the letters of a commit; then ingest restarts."""
-KEYS_A_STEP = 10_000
+KEYS_PER_STEP = 10_000
 """Keys that one step of a purge adds to the search: some 10 ms."""
 FIELDS = ("topic", "partition", "offset", "index", "reason", "error")
 """Headers of a dead letter in a topic."""
@@ -195,7 +195,7 @@ class LocalDeadLetters:
         sought = SoughtKeys(self._prefixes)
         for number, key in enumerate(keys, 1):
             sought.add(key)
-            if number % KEYS_A_STEP == 0:
+            if number % KEYS_PER_STEP == 0:
                 yield
         # New letters may fill the current file and so rename it to the previous one: search the
         # files that are opened now, even if they are renamed later.

@@ -261,7 +261,7 @@ def make_producer(
     """Make a producer from the settings; the caller closes it. fixed: options that override those
     of the user."""
     # The broker would create topics with its default partitions and retention.
-    return _made(KafkaProducer, kafka, {AUTO_CREATE: False, **settings}, fixed)
+    return _make_client(KafkaProducer, kafka, {AUTO_CREATE: False, **settings}, fixed)
 
 
 def send(producer: Any, topic: str, **record: Any) -> Any:
@@ -292,7 +292,7 @@ def settle(producer: Any, pending: list[Any]) -> None:
 
 def make_admin(kafka: KafkaSettings) -> KafkaAdminClient:
     """Make an admin client from the settings; the caller closes it."""
-    return _made(KafkaAdminClient, kafka, {"request_timeout_ms": 20_000})
+    return _make_client(KafkaAdminClient, kafka, {"request_timeout_ms": 20_000})
 
 
 def make_consumer(kafka: KafkaSettings) -> KafkaConsumer:
@@ -302,7 +302,7 @@ def make_consumer(kafka: KafkaSettings) -> KafkaConsumer:
     client cannot decode becomes a refused one (`streamd.ingest.kafka.safe_records`).
     """
     make_reading_safe()
-    return _made(
+    return _make_client(
         KafkaConsumer,
         kafka,
         {
@@ -322,7 +322,7 @@ def make_consumer(kafka: KafkaSettings) -> KafkaConsumer:
     )
 
 
-def _made(
+def _make_client(
     kind: Any,
     kafka: KafkaSettings,
     settings: dict[str, Any],

@@ -113,7 +113,7 @@ class KafkaSource:
         return ()
 
     @property
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether partitions were added or a topic was created again since `discover`."""
         return self._watch is not None and self._watch.changed.is_set()
 

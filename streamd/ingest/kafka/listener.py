@@ -26,7 +26,7 @@ SASL_AUTHENTICATE = 36
 """API key of the request with a mechanism's bytes."""
 NO_CERTIFICATE = ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE")
 """Parts of OpenSSL's reasons if a broker requires a client certificate and gets none."""
-PLACES = "kafka.client, or in the file that kafka.client_file names."
+WHERE_OPTIONS_ARE = "kafka.client, or in the file that kafka.client_file names."
 """The words that end an operator action about the client's options."""
 
 
@@ -101,7 +101,7 @@ def refused_login(servers: str, options: Mapping[str, Any], words: str) -> Rejec
     return Rejection(
         f"The broker at {servers} refuses the login by SASL {options.get('sasl_mechanism')}: "
         f"{words}",
-        f"check {checked} in {PLACES}",
+        f"check {checked} in {WHERE_OPTIONS_ARE}",
     )
 
 
@@ -129,14 +129,14 @@ def _compare(server: str, options: Mapping[str, Any]) -> Rejection | None:
     except ssl.SSLCertVerificationError as error:
         return Rejection(
             f"The certificate of the broker at {server} is not accepted: {error.verify_message}",
-            f"check ssl_cafile in {PLACES}",
+            f"check ssl_cafile in {WHERE_OPTIONS_ARE}",
         )
     except ssl.SSLError as error:
         if not any(word in str(error.reason) for word in NO_CERTIFICATE):
             raise
         return Rejection(
             f"The broker at {server} asks for a client certificate that it trusts",
-            f"set security_protocol: SSL, ssl_certfile and ssl_keyfile in {PLACES}",
+            f"set security_protocol: SSL, ssl_certfile and ssl_keyfile in {WHERE_OPTIONS_ARE}",
         )
 
     # Name each difference, and derive the needed options from the listener.
@@ -166,7 +166,8 @@ def _compare(server: str, options: Mapping[str, Any]) -> Rejection | None:
     if "security_protocol" not in options:
         given = f"security_protocol is not set, which is {protocol}"
     return Rejection(
-        f"The broker at {server} {' and '.join(found)}, and {given}", f"{wish} in {PLACES}"
+        f"The broker at {server} {' and '.join(found)}, and {given}",
+        f"{wish} in {WHERE_OPTIONS_ARE}",
     )
 
 

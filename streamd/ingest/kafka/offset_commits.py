@@ -14,7 +14,7 @@ LOOK_SECONDS = 0.005
 milliseconds."""
 
 
-class ShownOffsets:
+class PublishedOffsets:
     """Step 5 of a commit. It follows the publication to readers, because until then a commit of
     another machine may replace this one. Owner: the ingest loop."""
 

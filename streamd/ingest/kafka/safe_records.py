@@ -132,7 +132,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
             try:
                 records.append(self._read_record())
             except UNREADABLE as error:
-                records.append(self._pass_over(start, error))
+                records.append(self._skip_record(start, error))
             if self._pos >= stop:
                 break
         return records
@@ -175,7 +175,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         timestamp = min(max(timestamp, -1), MAX_INT64)
         return DefaultRecord(length, offset, timestamp, self.timestamp_type, key, value, headers)
 
-    def _pass_over(self, start: int, error: Exception) -> DefaultRecord:
+    def _skip_record(self, start: int, error: Exception) -> DefaultRecord:
         """A refused record for the one at `start`, or for all remaining ones if its end is
         unknown."""
         # Its own length and offset may be wrong: they count only if both are within the batch.

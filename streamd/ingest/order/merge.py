@@ -335,7 +335,7 @@ class Merger:
         # Runs before the position need not be remembered.
         return Position(*first, runs_from(part.ahead, first))
 
-    def paused(self) -> list[int]:
+    def partitions_to_pause(self) -> list[int]:
         """Numbers of the partitions that are full, except those that all others wait for."""
         slowest = min((p.frontier for p in self._behind()), default=ALWAYS)
         return [

@@ -56,7 +56,7 @@ def runs_from(runs: tuple[Run, ...], at: OffsetItem) -> tuple[Run, ...]:
     return runs[bisect_left(runs, at, key=last_of) :]
 
 
-def not_yet_appended(rows: Rows, resume: Position) -> Bools:
+def lacks_events(rows: Rows, resume: Position) -> Bools:
     """Whether the log lacks each event of a partition that is read again from `resume`: bool[n]."""
     offset = rows["offset"]
     missing: Bools = (offset > resume.offset) | (

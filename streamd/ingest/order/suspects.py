@@ -67,7 +67,7 @@ class Suspects:
         """Number of held events that have a lead."""
 
     @property
-    def held(self) -> Block:
+    def waiting(self) -> Block:
         """The waiting events in one block: the first without enough followers, and all after it."""
         if len(self._held) > 1:
             self._held = [joined(self._held)]
@@ -75,12 +75,12 @@ class Suspects:
         return self._held[0] if self._held else self._nothing
 
     @property
-    def first_held(self) -> tuple[int, int] | None:
+    def first_waiting(self) -> tuple[int, int] | None:
         """Offset and item of the first waiting event; None if no event waits."""
         return offset_item(self._held[0].rows[0]) if self._held else None
 
     @property
-    def held_since(self) -> float | None:
+    def waiting_since(self) -> float | None:
         """Arrival of the first waiting event, in monotonic seconds; None if no event waits."""
         return float(self._since[0][0]) if self._held else None
 
@@ -109,7 +109,7 @@ class Suspects:
         num_followers = self._num_leads + len(others)
         if is_usual_known and num_followers <= NUM_FOLLOWERS and now - since < HOLD_SECONDS:
             return JudgedBlock(self._nothing, self._nothing)
-        block = self.held
+        block = self.waiting
         if not len(block):
             return JudgedBlock(block, block)
         came = self._since[0]
@@ -240,7 +240,7 @@ class StreamSuspects:
         # Judge each by the others' events since its first held one came.
         judged = []
         for number, (part, events) in enumerate(zip(self.partitions, polled, strict=True)):
-            since = now if part.held_since is None else part.held_since
+            since = now if part.waiting_since is None else part.waiting_since
             others = [
                 leads
                 for at, of_poll in self._polls
@@ -250,7 +250,7 @@ class StreamSuspects:
             judged.append(part.judge(events, now, np.concatenate([NO_LEADS, *others])))
 
         # Only waiting events need the polls since their arrival.
-        waiting = [part.held_since for part in self.partitions if part.held_since is not None]
+        waiting = [part.waiting_since for part in self.partitions if part.waiting_since is not None]
         oldest = min(waiting, default=np.inf)
         self._polls = [poll for poll in self._polls if poll[0] >= oldest]
         return judged

@@ -28,7 +28,7 @@ from streamd.store.deleted_keys import DeletedSearch  # noqa: E402
 from streamd.store.file_set import object_names  # noqa: E402
 from streamd.store.objects import Store  # noqa: E402
 from streamd.store.restore import choose, restore  # noqa: E402
-from streamd.store.sweep import remove_unneeded  # noqa: E402
+from streamd.store.sweep import sweep_store  # noqa: E402
 from streamd.store.upload import upload  # noqa: E402
 from streamd.telemetry.heartbeat import Heartbeat  # noqa: E402
 from tests.builders import ManualClock  # noqa: E402
@@ -166,7 +166,7 @@ for proxy.mode in ("", "500", "half", "hang"):
     first = upload(Path(LOG), store)
     again = upload(Path(LOG), store)
     restore(store, choose(store), Path(WORK) / f"back-{proxy.mode}")
-    swept = remove_unneeded(store, 1)
+    swept = sweep_store(store, 1)
     left = len(store.sizes("objects"))
     said[proxy.mode] = [first.objects, len(object_names(first.manifest.files)), left, again.objects, *swept]
 proxy.mode = "away"
