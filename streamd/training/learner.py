@@ -104,11 +104,11 @@ class Learner:
         # `label_scores` have one per scored or labelled chunk.
         self._start = self.memory
         self._edges: list[EdgeRows] = []
-        self.window_chunks: list[ReplayChunk | None] = []
+        self.chunks: list[ReplayChunk | None] = []
         """Inputs to train on, for each chunk; None for a chunk without scored events. Other objects
         only read it."""
         self.logits: list[Float32] = []
-        """For each chunk in `window_chunks` that is not None: logits of the candidates for
+        """For each chunk in `chunks` that is not None: logits of the candidates for
         training, float32[E, 11], before the training, -inf for no candidate. Other objects only
         read them."""
         self._new_counts: list[Tensor] = []  # of each scored chunk
@@ -130,7 +130,7 @@ class Learner:
         """Start a window: `learn` trains on the chunks that are scored from here on."""
         self._start = self.memory.copy()
         self._edges = []
-        self.window_chunks = []
+        self.chunks = []
         self.logits = []
         self._new_counts = []
         self._labels = []
@@ -151,7 +151,7 @@ class Learner:
         labels = chunk.labels
         self._labels.append(None if labels is None else RecordedLabels(labels, chunk.num_labels))
         self._edges.append(chunk.edges)
-        self.window_chunks.append(kept)
+        self.chunks.append(kept)
         return logits_EC
 
     def _score_events(self, chunk: Chunk, updated_PD: Tensor) -> tuple[Float32, ReplayChunk | None]:
@@ -202,7 +202,7 @@ class Learner:
         those of `LearningSettings.epochs_of`. replay: ids of past chunks; None draws them.
         Returns: None if only the rate of new destinations could be updated.
         """
-        scored = [s for s in self.window_chunks if s is not None]
+        scored = [s for s in self.chunks if s is not None]
         weight_of = self.ranks.total([float(s.inputs.weight_E.sum()) for s in scored])
         if not any(weight_of):
             self.model.new_destinations.observe(self._new_counts, self.ranks)
@@ -214,12 +214,10 @@ class Learner:
         self.update_statistics()
         num_events = sum(s.num_events for s in scored)
         num_learned = num_events - int(num_events * self._training.tail_share)
-        weights = learned_weights(self.window_chunks, num_learned, self.ranks)
+        weights = learned_weights(self.chunks, num_learned, self.ranks)
         drawn = self.draw(window_edge, num_events) if replay is None else replay
         past = [*self.tail, *self.replay.chunks_of(drawn)]
-        steps = planned_steps(
-            self.ranks, self._edges, self.window_chunks, weights, past, self._labels
-        )
+        steps = planned_steps(self.ranks, self._edges, self.chunks, weights, past, self._labels)
         epochs = epochs or self._settings.epochs_of(num_events)
         # 2. Train.
         loss = run_freeing_memory(
@@ -233,7 +231,7 @@ class Learner:
         check_equal_weights(self.model, self.ranks)
 
         # 3. Validate on the held-out tail, and move memory under the new weights.
-        self.tail = held_out_chunks(self.window_chunks, weights, num_learned)
+        self.tail = held_out_chunks(self.chunks, weights, num_learned)
         tail, tail_is_finite = self._check_tail(weights)
         self._advance_all()
         # 4. Restore everything if any value is not finite.
@@ -333,7 +331,7 @@ class Learner:
 
     def update_statistics(self) -> None:
         """Update the running statistics by the chunks scored since `begin`."""
-        for edges, chunk in zip(self._edges, self.window_chunks, strict=True):
+        for edges, chunk in zip(self._edges, self.chunks, strict=True):
             if chunk is not None:
                 self.model.observe(chunk.inputs, edges, self.ranks)
         self.model.new_destinations.observe(self._new_counts, self.ranks)
@@ -406,7 +404,7 @@ class Learner:
         finite."""
         held = [
             ((1 - w) * s.inputs.weight_E > 0).numpy()
-            for s, w in zip(self.window_chunks, weights, strict=True)
+            for s, w in zip(self.chunks, weights, strict=True)
             if s is not None
         ]
         before_EC = gather_logits(
@@ -414,7 +412,7 @@ class Learner:
         )
         after = [self._logits_of(t) for t in self.tail]
         after_EC = gather_logits(self.ranks, [logits for logits, _ in after])
-        inputs = [s.inputs for s in self.window_chunks if s is not None]
+        inputs = [s.inputs for s in self.chunks if s is not None]
         by_rule = [ranked_by_rules(i, h) for i, h in zip(inputs, held, strict=True)]
         of_rules = [gather_logits(self.ranks, [part[name] for part in by_rule]) for name in RULES]
         measured = tail_measures(before_EC, after_EC, of_rules)

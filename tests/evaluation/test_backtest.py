@@ -94,7 +94,7 @@ def test_an_initial_part_inside_one_window_is_learned_but_for_its_first_twentiet
     first, second = recorded_windows(log, HOURS // 2 * HOUR)
     assert first.end_edge > 300, "the initial part ends inside the first window"
     assert run.window(first) is None
-    seen = [chunk.inputs.event_E for chunk in run.base.window_chunks if chunk is not None]
+    seen = [chunk.inputs.event_E for chunk in run.base.chunks if chunk is not None]
     assert int(torch.cat(seen).min()) == 15 and int(torch.cat(seen).max()) == first.end_edge - 1
     scored = run.window(second)
     assert run.learners["frozen"].num_learned == 1 and scored.scores["live"] == scored.scores["frozen"]

@@ -106,10 +106,10 @@ def test_a_recorded_chunk_replays_to_the_loss_of_its_first_visit(tmp_path):
         logits = learner.logits[-1]
         first.append(float(link_loss(torch.from_numpy(logits), torch.ones(len(logits)))))
     with torch.no_grad():
-        replayed = [float(link_loss(learner.model(r.inputs, r.state_MD), r.inputs.weight_E)) for r in learner.window_chunks]
+        replayed = [float(link_loss(learner.model(r.inputs, r.state_MD), r.inputs.weight_E)) for r in learner.chunks]
     np.testing.assert_allclose(replayed, first, rtol=1e-5)
-    twice = [ReplayChunk.from_tensors(r.first_edge, dict(r.tensors())) for r in learner.window_chunks]
-    assert all(torch.equal(a.state_MD, b.state_MD) for a, b in zip(twice, learner.window_chunks, strict=True))
+    twice = [ReplayChunk.from_tensors(r.first_edge, dict(r.tensors())) for r in learner.chunks]
+    assert all(torch.equal(a.state_MD, b.state_MD) for a, b in zip(twice, learner.chunks, strict=True))
 
 
 def test_the_held_out_tail_is_learned_with_the_next_window(tmp_path):
@@ -143,7 +143,7 @@ def test_the_last_events_of_a_window_are_not_learned_with_it(tmp_path, monkeypat
     learner.begin()
     for chunk in recorder.chunks(window):
         learner.score(chunk)
-    wanted = torch.cat([chunk.inputs.weight_E for chunk in learner.window_chunks if chunk is not None])
+    wanted = torch.cat([chunk.inputs.weight_E for chunk in learner.chunks if chunk is not None])
     num_tail = int(len(wanted) * 0.25)
     assert wanted[-num_tail:].any() and wanted[:-num_tail].any()
     wanted[-num_tail:] = 0
