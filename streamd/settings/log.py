@@ -30,7 +30,8 @@ class LogSettings(Branch):
     store: str = Field(
         "",
         description="URL of the object store for sealed segments, versions and checkpoints, "
-        "such as s3://bucket/folder; required with log.name",
+        "such as s3://bucket/folder; a standby needs it, and without it replicas get no model "
+        "versions",
     )
     member: Literal["leader", "replica", "standby"] = Field(
         "leader",
