@@ -331,16 +331,13 @@ def test_every_file_that_names_an_image_names_that_of_this_version():
         assert found and set(found) == {__version__}, name
 
 
-def test_every_value_is_documented():
-    guide = (ROOT / "docs/operations.md").read_text().split("### Helm")[1].split("| value | meaning |")[1].split("\n#")[0]
-    told = re.findall(r"^\| `([\w.]+)` \|", guide, re.M)
-    whole = ("config", "resources", "podSecurityContext", "securityContext")
-
-    def names(values, before=""):
-        for key, value in values.items():
-            if isinstance(value, dict) and value and key not in whole and key not in ("startup", "liveness", "readiness", "behavior", "labels"):
-                yield from names(value, f"{before}{key}.")
-            else:
-                yield before + key
-
-    assert told == list(names(values()))
+def test_comments_describe_every_value():
+    """A block of values.yaml begins with its comment, and names those of its fields whose meaning a reader cannot guess."""
+    blocks = [block for block in (CHART / "values.yaml").read_text().split("\n\n") if block.strip()]
+    assert [block for block in blocks if not block.startswith("# ")] == []
+    described = {key: block for block in blocks for key in yaml.safe_load(block) or {}}
+    assert described.keys() == values().keys()
+    for path in ("image.digest", "replicas.progressDeadlineSeconds", "replicas.autoscaling.queueRequests", "keys.existingSecret", "keys.metricsKey",
+                 "storage.existingClaim", "storage.retentionPolicy", "networkPolicy.extraIngress", "networkPolicy.extraEgress", "httpRoute.hostnames"):
+        comment = "\n".join(line for line in described[path.split(".")[0]].splitlines() if line.startswith("#"))
+        assert re.search(rf"\b{path.split('.')[-1]}\b", comment), path
