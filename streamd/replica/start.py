@@ -216,7 +216,12 @@ class _Comparison:
         if mine is not None and mine != record.line and is_due:
             if record.seq <= self._shown:
                 raise _divergence_error(self._data_dir, record.seq)
-            logger.warning("lines_truncated", first_seq=record.seq, data_dir=str(self._data_dir))
+            logger.warning(
+                "lines_truncated",
+                first_seq=record.seq,
+                data_dir=str(self._data_dir),
+                meaning="the changelog has other commits from this one on; these had no readers",
+            )
             take_back(self._data_dir, record.seq, disk)
             return False
         return mine is not None or record.seq <= self._shown

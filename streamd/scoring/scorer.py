@@ -259,7 +259,13 @@ class Scorer:
         try:
             score_AC = self._scores(served, batch)
         except Exception as error:  # noqa: BLE001 - one event must not keep the others from their scores
-            logger.exception("batch_not_scored", first=batch.first, end=batch.end, error=str(error))
+            logger.exception(
+                "batch_not_scored",
+                first=batch.first,
+                end=batch.end,
+                error=str(error),
+                meaning="its events are scored one by one",
+            )
             score_AC = np.concatenate(
                 [self._one_by_one(served, _row(batch, i)) for i in range(len(batch.asked_A))]
             )
@@ -292,7 +298,12 @@ class Scorer:
         try:
             return self._scores(served, batch)
         except Exception as error:  # noqa: BLE001 - logged, and the others continue
-            logger.error("event_not_scored", event_id=int(batch.asked_A[0]), error=str(error))
+            logger.error(
+                "event_not_scored",
+                event_id=int(batch.asked_A[0]),
+                error=str(error),
+                meaning="the topic gets no score of it; counted as not_finite",
+            )
             return np.full(batch.candidates_AC.shape, np.nan, np.float32)
 
     def _say_not_finite(self, events: Int64) -> None:

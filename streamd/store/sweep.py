@@ -56,7 +56,12 @@ class Sweep:
             count, killed = others(store, UPLOADS, owner, now)
             self.waiting = f"{len(count)} uploads to the store are under way" if count else ""
             if count:
-                logger.info("store_not_swept", store=store.shown, uploads=len(count))
+                logger.info(
+                    "store_not_swept",
+                    store=store.shown,
+                    uploads=len(count),
+                    meaning="old objects are removed by a later round, after these uploads",
+                )
                 return 0, 0
 
             objects = store.sizes(OBJECTS)

@@ -368,7 +368,8 @@ class Ledger:
             damage = error
         if not self._ranks.all(damage is None):
             raise damage or CorruptionError(
-                "Another rank cannot read the trainer's checkpoint.", "see that rank's log."
+                "Another rank cannot read the trainer's checkpoint.",
+                "read that rank's log, which names the file and the remedy.",
             )
         return found
 

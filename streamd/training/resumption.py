@@ -156,7 +156,12 @@ class Resumption:
                 )
             model, memory = load_model(version, log.state.schema, device, ranks=ranks)
         except VersionError as error:
-            logger.error("champion_not_followed", version=name, reason=str(error))
+            logger.error(
+                "champion_not_followed",
+                version=name,
+                reason=str(error),
+                meaning="training cannot resume from this version; it begins as at a first start",
+            )
             return False
         # Records after its event are invalid: their windows are trained on again.
         self._learner.continue_from(model.state_dict(), memory)

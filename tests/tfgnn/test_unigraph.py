@@ -154,7 +154,7 @@ def test_features_with_dims_are_rows_of_records(tmp_path):
     assert read.ids.tolist() == [b"a", b"b\0"]
     for name, value in rows.features.items():
         assert read.features[name].tolist() == value.tolist()
-    with pytest.raises(TFGNNError, match="has dims, a cell of CSV none"):
+    with pytest.raises(TFGNNError, match="has dims, but a cell of CSV holds one value"):
         write_table(one, tmp_path / "x.csv", [rows])
     assert [p.name for p in tmp_path.iterdir()] == ["x.tfrecord"], "what fails leaves nothing"
 

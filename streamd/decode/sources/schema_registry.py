@@ -295,7 +295,10 @@ def _secret(settings: SchemaRegistrySettings) -> str:
             secret = settings.secret_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is not text"
-            raise SettingsError(f"schema_registry.{name} cannot be read: {why}.") from None
+            raise SettingsError(
+                f"schema_registry.{name} cannot be read: {why}.",
+                "correct its path, or let this user read it.",
+            ) from None
     else:
         return ""
     if not secret.isprintable() or not secret.isascii():

@@ -143,7 +143,12 @@ class BrokerWatch:
         answers = self._admin.alter_group_offsets(self._kafka.group_id, offsets)
         refused = sorted({e.__name__ for e in answers.values() if getattr(e, "errno", 0)})
         if refused and self._well:
-            logger.warning("lag_not_published", group=self._kafka.group_id, errors=refused)
+            logger.warning(
+                "lag_not_published",
+                group=self._kafka.group_id,
+                errors=refused,
+                meaning="lag tools show old offsets of the group; ingest does not use them",
+            )
 
     def _drop_admin(self) -> None:
         """Close the client after an error: it would keep asking the controller that it

@@ -25,7 +25,11 @@ def readers_before(data_dir: Path, event: int) -> list[str]:
     try:
         holds = read_holds(data_dir)
     except CorruptionError as error:
-        logger.error("holds_unreadable", error=str(error))
+        logger.error(
+            "holds_unreadable",
+            error=str(error),
+            meaning="segments are dropped at once; servers here may rebuild at their next start",
+        )
         return []
     return [
         name for name, hold in holds.items() if hold.edge < event and _is_running(data_dir, name)

@@ -73,7 +73,12 @@ class Fitness:
         self.why = str(error)
         reason = _reason(error)
         if self._failures.is_due(reason):
-            logger.error("cannot_lead", reason=reason, error=self.why)
+            logger.error(
+                "cannot_lead",
+                reason=reason,
+                error=self.why,
+                meaning="this standby keeps following the leader, and checks again",
+            )
         _set_metric(reason)
 
 

@@ -201,4 +201,8 @@ def _fenced_error(winner: Claim | None) -> FencedError:
         what = "it claimed a higher term"
     else:
         what = f"{winner.member}, in term {winner.term}, whose claim came before this one's"
-    return FencedError(f"Another process leads: {what}.", "nothing, if that machine was to lead.")
+    return FencedError(
+        f"Another process leads: {what}.",
+        "none, if that machine should lead. Else set log.member to replica on all machines but "
+        "one.",
+    )

@@ -196,7 +196,8 @@ class ChangelogPublisher:
             # paused.
             raise FencedError(
                 f"Another process leads: the changelog has no offset {first} any more.",
-                "nothing, if another machine was to lead.",
+                "none, if another machine should lead. Else set log.member to replica on all "
+                "machines but one.",
             ) from None
         logger.warning(
             "changelog_gap", first=first, end=end, meaning="records of deposed leaders, or strays"
@@ -220,8 +221,8 @@ class ChangelogPublisher:
             what = f"another process published in term {entry.term}"
         raise FencedError(
             f"Another process leads: {what} at offset {entry.offset} of the changelog.",
-            "nothing, if that machine was to lead. Else set log.member to replica on all machines "
-            "but one.",
+            "none, if that machine should lead. Else set log.member to replica on all machines but "
+            "one.",
         )
 
     def wait(self) -> None:

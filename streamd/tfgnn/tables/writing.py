@@ -102,7 +102,10 @@ def _write_csv(one: Set, path: Path, tables: Iterable[Rows]) -> int:
 def _cells_of(name: str, dtype: DataType, value: Value) -> list[Any]:
     """The cells of a column. Raises: TFGNNError."""
     if isinstance(value, Ragged) or np.ndim(value) != 1:
-        raise TFGNNError(f"feature {name!r} has dims, a cell of CSV none.", "use .tfrecord.")
+        raise TFGNNError(
+            f"Feature {name!r} has dims, but a cell of CSV holds one value.",
+            "write the table as .tfrecord.",
+        )
     array = np.asarray(value)
     if dtype.wire == "bytes":
         return [_cell(name, value) for value in array.tolist()]
