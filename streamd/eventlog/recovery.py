@@ -88,7 +88,12 @@ def _read(path: Path) -> LogState | None:
                     f"{path} is damaged in line {number}, before its last line.",
                     "restore the data_dir from a backup; do not edit the journal.",
                 )
-            logger.warning("torn_line_dropped", file=path.name, line=number)
+            logger.warning(
+                "torn_line_dropped",
+                file=path.name,
+                line=number,
+                meaning="a crash interrupted this commit; its events are read again",
+            )
             break
         state = LogState.restored(fields) if state is None else state.after(fields)
     return state

@@ -237,7 +237,7 @@ class IngestLoop:
         try:
             polled = self._held or source.poll(self._poll_timeout(), MAX_COMMIT_EVENTS)
         except OutOfRange:
-            logger.warning("offset_out_of_range")
+            logger.warning("offset_out_of_range", meaning="positions are compared with Kafka")
             return False
         except KafkaError as error:
             self._pause("broker unavailable", RETRY_SECONDS, **self._waiting.for_broker(error))

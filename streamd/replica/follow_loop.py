@@ -249,7 +249,12 @@ class FollowLoop:
         begun = self._clock.monotonic()
         while readers := readers_before(self._data_dir, event):
             if self._clock.monotonic() - begun > DROP_SECONDS:
-                logger.warning("dropped_before_servers", servers=readers, before_event=event)
+                logger.warning(
+                    "dropped_before_servers",
+                    servers=readers,
+                    before_event=event,
+                    meaning="the leader dropped these events; the servers may rebuild at a restart",
+                )
                 return
             self._idle()
             self._step_parts()

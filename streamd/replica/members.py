@@ -96,7 +96,11 @@ class Member:
             # The hold of the stored checkpoint has no files here.
             holds = {n: h for n, h in read_holds(self._data_dir).items() if n != HANDOVER}
         except CorruptionError as error:
-            logger.error("members_answer_waits", error=str(error))
+            logger.error(
+                "members_answer_waits",
+                error=str(error),
+                meaning="a compaction waits for this machine until the file is readable",
+            )
             return
         for name, hold in list(holds.items()):
             # A role that restarts must not bring back data that other machines have removed.

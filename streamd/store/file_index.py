@@ -58,7 +58,12 @@ class FileIndex:
             fields = decode_line(path.read_bytes())
             self._entries = msgspec.convert(fields, dict[str, Entry])
         except msgspec.MsgspecError as error:
-            logger.warning("index_damaged", path=str(path), error=str(error))
+            logger.warning(
+                "index_damaged",
+                path=str(path),
+                error=str(error),
+                meaning="this upload reads all files again, and writes a new index",
+            )
 
     def find(self, path: str, stat: FileStat) -> StoredFile | None:
         """The stored pieces of a file that is as it was read; None if it has changed since."""

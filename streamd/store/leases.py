@@ -69,7 +69,12 @@ class StoreLease:
             self._store.remove([self._name])
         except StoreError as error:
             # Nothing is lost: others wait until it expires.
-            logger.warning("store_lease_left", store=self._store.shown, error=str(error))
+            logger.warning(
+                "store_lease_left",
+                store=self._store.shown,
+                error=str(error),
+                meaning="old objects stay in the store for up to an hour",
+            )
 
 
 @contextmanager

@@ -282,6 +282,7 @@ class Trainer:
                 start=step.range.start_us,
                 first_edge=step.range.first_edge,
                 failures=MAX_FAILURES,
+                meaning="nothing is trained on this window; the errors before name the cause",
             )
 
         # Roll back to the shadow, or publish if a training step was made.

@@ -89,7 +89,11 @@ def read_position(data_dir: Path) -> ChangelogPosition | None:
         return None
     content, crc = data[: -CRC.size], data[-CRC.size :]
     if len(data) < NUMBERS.size + CRC.size or crc != CRC.pack(crc32c(content)):
-        logger.warning("changelog_position_damaged", path=str(data_dir / CHANGELOG))
+        logger.warning(
+            "changelog_position_damaged",
+            path=str(data_dir / CHANGELOG),
+            meaning="the changelog is read from its start",
+        )
         return None
     found, term, seq, offset = NUMBERS.unpack(content[: NUMBERS.size])
     if found == FORMAT_WITHOUT_NAMES:

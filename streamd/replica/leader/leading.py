@@ -68,4 +68,9 @@ def note_led(data_dir: Path, term: int) -> None:
     try:
         write_durably(make_folder(data_dir, INGEST) / LAST_TERM, b"%d" % term)
     except OSError as error:
-        logger.warning("lead_not_stored", term=term, error=str(error))
+        logger.warning(
+            "lead_not_stored",
+            term=term,
+            error=str(error),
+            meaning="the next start waits for leader.timeout_seconds before it leads",
+        )

@@ -234,7 +234,12 @@ class Contest:
         # Report a champion that cannot be followed once, not for every window.
         if carried is None:
             if champion != self._not_followed:
-                logger.error("champion_not_followed", version=champion, reason=reason)
+                logger.error(
+                    "champion_not_followed",
+                    version=champion,
+                    reason=reason,
+                    meaning="training continues from the trainer's own version",
+                )
             self._not_followed = champion
             return None
         logger.warning("following_champion", version=champion, instead_of=self.version)
