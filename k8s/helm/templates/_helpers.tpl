@@ -1,4 +1,4 @@
-{{- /* Labels that pods of a component are selected by. Given: root, component. */}}
+{{- /* Labels that select the pods of a component. Given: root, component. */}}
 {{- define "streamd.selector" -}}
 app.kubernetes.io/name: streamd
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -43,7 +43,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- merge (deepCopy .Values.config) $mode | toJson }}
 {{- end }}
 
-{{- /* Whether callers reach replicas, instead of the pod of the log. */}}
+{{- /* Whether callers reach the replicas, not the pod of the log. */}}
 {{- define "streamd.answering" -}}
 {{ eq .Values.mode "ha" | ternary "replica" "daemon" }}
 {{- end }}

@@ -58,7 +58,7 @@ volumeMounts:
   {{- end }}
 {{- end }}
 
-{{- /* What all pods share, before their containers. Given: root. */}}
+{{- /* The fields of every pod, before its containers. Given: root. */}}
 {{- define "streamd.pod" -}}
 {{- $values := .Values }}
 serviceAccountName: {{ .Release.Name }}
@@ -88,7 +88,7 @@ tolerations: {{ toJson . }}
 {{- end }}
 {{- end }}
 
-{{- /* The volumes beside that of the log. Given: root, and kafka false where no broker is reached. */}}
+{{- /* The volumes other than the log's. Given: root, and kafka: false if the pod reaches no broker. */}}
 {{- define "streamd.volumes" -}}
 {{- $values := .root.Values }}
 - {name: cache, emptyDir: {sizeLimit: 1Gi}}
@@ -111,7 +111,7 @@ storageClassName: {{ . }}
 resources: {requests: {storage: {{ .root.Values.storage.size }}}}
 {{- end }}
 
-{{- /* What every pod may reach: name servers, and the cache of names on its node. */}}
+{{- /* Every pod may reach DNS, and the DNS cache on its node. */}}
 {{- define "streamd.names" -}}
 - to:
     - namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: kube-system}}
