@@ -12,6 +12,8 @@ from streamd.ingest.kafka.consumer import KafkaSource
 LOOK_SECONDS = 0.005
 """Interval of checks whether the changelog has acknowledged a commit, which takes some
 milliseconds."""
+TAKE_SECONDS = 0.05
+"""Interval of looks into the outbox, so long waits an entry at most while no events arrive."""
 
 
 class PublishedOffsets:
@@ -32,23 +34,31 @@ class PublishedOffsets:
 
     def publish(self, source: KafkaSource) -> None:
         """Publish acknowledged commits to readers, and then the offsets of the newest one to Kafka.
-        The call also shows other machines that this one runs."""
-        shown = self._log.show_acknowledged()
+        The call also takes the entries of the outbox, and shows other machines that this one
+        runs."""
+        shown = self.show()
         newest = None
         while self._waiting and self._waiting[0][0] <= shown:
             newest = self._waiting.popleft()[1]
         if newest is not None:
             source.publish(newest)
 
+    def show(self) -> int:
+        """Take the entries of the outbox, and publish acknowledged commits to readers. Returns: the
+        newest published commit."""
+        self._log.take_entries()
+        return self._log.show_acknowledged()
+
     def wait(self, stop: threading.Event, seconds: float) -> None:
-        """Publish acknowledged commits to readers, which also shows other machines that this one
-        runs, and wait."""
-        self._log.show_acknowledged()
-        stop.wait(seconds)
+        """`show` again and again for some seconds, or until `stop` is set."""
+        while seconds > 0 and not stop.is_set():
+            self.show()
+            stop.wait(min(seconds, TAKE_SECONDS))
+            seconds -= TAKE_SECONDS
 
     def longest_wait(self, seconds: float) -> float:
-        """Seconds until the next check for acknowledgements, at most `seconds`."""
-        return min(seconds, LOOK_SECONDS) if self._log.is_waiting else seconds
+        """Seconds until the next check for acknowledgements and entries, at most `seconds`."""
+        return min(seconds, LOOK_SECONDS if self._log.is_waiting else TAKE_SECONDS)
 
     def sleep(self, seconds: float, source: KafkaSource, clock: Clock) -> None:
         """Sleep, and publish acknowledged commits meanwhile."""
