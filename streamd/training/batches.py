@@ -19,7 +19,7 @@ from streamd.training.replay import ReplayChunk
 class Step:
     """The inputs of a training step, on the model's device. With several ranks, each has its share.
 
-    edges: rows of the chunk, over which memory moves.
+    edges: rows of the chunk, with which memory is updated.
     inputs: events to train on, replayed ones before the chunk's own; None without any.
     past_states: memory of the replayed nodes, float32[M, D] each.
     own_node_M: the chunk's nodes, int64[M]; None if none of its events is trained on.

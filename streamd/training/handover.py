@@ -92,8 +92,8 @@ class Handovers:
 
         1. Link to all files, in a new folder. On an OSError, such as a full disk, remove the folder
            and log the error: training continues, and the next call tries again.
-        2. Replace the handover that waits to be sent. A sender that began before step 1 is complete
-           would miss files.
+        2. Replace the handover that waits to be sent. Before step 1 is complete, a sender would
+           miss files.
         3. Remove the links of the replaced handover.
         """
         checkpoint = newest_checkpoint(self._data_dir)
@@ -116,7 +116,7 @@ class Handovers:
         # 2. From here on a sender may begin to read it.
         with self._lock:
             old, self._waiting, self._seen = self._waiting, taken, seen
-        # 3. No sender has read the one before: it only waited.
+        # 3. No sender uses the links of the replaced handover: it was still waiting.
         if old is not None:
             DISK.remove_folder(old.local.folder)
 

@@ -43,8 +43,8 @@ def planned_range(
 
     The range is stored durably before the training, so that a restart takes the same one.
 
-    short: also choose a range of at most `windows.max_events` events, as a trainer needs while a
-    champion with other settings serves.
+    short: whether a range of at most `windows.max_events` events is chosen too. A trainer asks for
+    that while a champion with other settings serves.
 
     Returns: None if `bootstrap.max_events` is 0, if no whole window fits, or if closed windows have
     at most `windows.max_events` events in all: the trainer then takes them one by one.

@@ -56,7 +56,7 @@ RECALLED_CHUNKS = 10
 Backup = tuple[dict[str, Tensor], dict[str, Any]]
 """State dicts of a model and of its optimizer."""
 MemoryStep = Callable[[LinkModel, Memory, EdgeRows], AbstractContextManager[Tensor]]
-"""A context manager that moves memory over a chunk, like `LinkModel.over`."""
+"""A context manager that updates memory with a chunk's events, as `LinkModel.over` does."""
 
 
 class Learner:
@@ -92,7 +92,7 @@ class Learner:
         self.tail: list[ReplayChunk] = []
         self.num_learned = 0
         self.memory_step: MemoryStep = LinkModel.over
-        """Moves memory over a chunk in scoring and training. Backtests set another one."""
+        """Updates memory with a chunk in scoring and training. Backtests set another one."""
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
         """Called after each training step with the steps done and the steps in all."""
         self.free_device_memory: Callable[[], bool] = lambda: False
@@ -140,7 +140,7 @@ class Learner:
     @torch.no_grad()
     @memory_for("scoring a window")
     def score(self, chunk: Chunk) -> Float32:
-        """Score a chunk's candidates before memory has its events, then move memory over it.
+        """Score a chunk's candidates before memory has its events, then update memory with them.
 
         Returns: float32[E, 101], logits of this rank's events, the true destination first, -inf for
         no candidate.
@@ -194,7 +194,7 @@ class Learner:
 
         1. Back up the weights, and update the running statistics of inputs.
         2. Train. If the GPU lacks memory, restore the backup and retry with less.
-        3. Score the held-out tail, and move memory under the new weights.
+        3. Score the held-out tail, and update memory with the window under the new weights.
         4. Restore the backup, with `finite` False, unless all results are finite.
         5. Offer the chunks to replay: last, so that no window replays itself.
 
@@ -230,7 +230,7 @@ class Learner:
         self._backup = backup
         check_equal_weights(self.model, self.ranks)
 
-        # 3. Validate on the held-out tail, and move memory under the new weights.
+        # 3. Validate on the held-out tail, and update memory under the new weights.
         self.tail = held_out_chunks(self.chunks, weights, num_learned)
         tail, tail_is_finite = self._check_tail(weights)
         self._advance_all()
@@ -427,7 +427,7 @@ class Learner:
         return ranked_EC[own_E], bool(np.isfinite(logits_EC[own_E]).all())
 
     def _advance_all(self) -> None:
-        """Move memory over the window's chunks and all deletes, under the present weights."""
+        """Update memory with the window's chunks and all deletes, under the present weights."""
         self.memory = self._start.copy()
         for edges in self._edges:
             self.model.advance(self.memory, edges)

@@ -66,16 +66,16 @@ manifest."""
 class Step:
     """The trainer's next step, decided in full before any part of it is executed.
 
-    do: "learn" scores each window, then trains on all of them as one. "pass over" only advances
-    graph, facts and memory, over windows that failed too often; "leave out" does so over a window
-    of mostly late events. "bootstrap" trains on a range without keeping scores of it.
+    do: "learn" scores each window, then trains on all of them as one. "skip" only updates graph,
+    facts and memory, with windows that failed too often; "leave out" does the same with a window of
+    mostly late events. "bootstrap" trains on a range without keeping scores of it.
     windows: closed windows; each begins at the `end_edge` of the one before.
     seq: sequence number of the log's commit up to which deletes and node features are applied.
     version: name of the version from which training continues, "" before the first. It differs from
     the previous step's result if an operator moved the champion.
     epochs: number of epochs over the windows.
     replay: first event ids of the past chunks that are replayed.
-    why: for the records, the reason for "pass over" or "leave out".
+    why: for the records, the reason for "skip" or "leave out".
     """
 
     do: Literal["learn", "pass over", "leave out", "bootstrap"]
@@ -342,8 +342,8 @@ class Ledger:
         return bool(self._ranks.broadcast(is_due))
 
     def oldest_window(self) -> int:
-        """First event id of the older of the two windows after which champion and shadow were
-        published."""
+        """First event id of the older of two windows: the one that produced the champion, and the
+        one that produced the shadow."""
         oldest: int = self._ranks.broadcast(
             min(first for first, _ in self._versions.named_windows())
         )

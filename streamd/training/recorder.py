@@ -42,18 +42,19 @@ MAX_LABELS = 2_000
 same time."""
 LONG_CHUNK = 4
 """A chunk with more scored events than this multiple of `model.memory_chunk` is recorded, scored
-and trained on in slices. Only many events of equal time make such chunks. A lower value would cut
-common chunks; a higher one would take more memory, also in replay, which counts chunks."""
+and trained on in slices. Only many events of equal time make such chunks. A lower value would slice
+ordinary chunks too. A higher one would take more memory, also in replay, which is bounded by the
+number of chunks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
     """The recorded inputs of one canonical chunk, or of a slice of a chunk with very many events.
 
-    All slices of a chunk see graph and memory before the chunk; memory moves after its last slice.
+    All slices of a chunk see graph and memory before the chunk; its last slice updates memory.
 
     first_edge: id of its first event.
-    edges: the rows of all events of the canonical chunk, over which memory moves after it; none for
+    edges: the rows of all events of the canonical chunk, which update memory afterwards; none for
     a slice that is not its chunk's last.
     score: the events with all their candidates: the true one, 100 negatives for scoring and 10 for
     training (`SCORED` and `LEARNED` are their columns), fewer in a log of few destinations

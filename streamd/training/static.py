@@ -207,8 +207,8 @@ class StaticTraining:
         return float(total) / len(order)
 
     def _asked_sets(self, event: Int64, num_candidates: int) -> Float32:
-        """Replacement of facts: one-hot edge set of each event, float32[E, C, sets]; width 0 if
-        there is only one set."""
+        """The inputs in the columns of the facts, which a static graph does not have: one-hot edge
+        set of each event, float32[E, C, sets]; width 0 if there is only one set."""
         sets = self.schema.num_edge_sets
         if sets == 1:
             return np.zeros((len(event), num_candidates, 0), np.float32)

@@ -96,7 +96,7 @@ def records_of(
 
 def report_trained_until(log: LogReader, edge: int, width_us: int) -> None:
     """Set the metric to the start of the window that holds event `edge`: all windows before it are
-    finished. If that event is yet to come, its window is taken from the watermark."""
+    finished. If the log has no such event yet, use the watermark's window instead."""
     if log.num_edges:
         next_us = log.watermark
         if edge < log.num_edges:

@@ -34,8 +34,8 @@ class PublishedOffsets:
 
     def publish(self, source: KafkaSource) -> None:
         """Publish acknowledged commits to readers, and then the offsets of the newest one to Kafka.
-        The call also takes the entries of the outbox, and shows other machines that this one
-        runs."""
+        The call also takes the entries of the outbox, and sends the leader's heartbeat if one is
+        due."""
         shown = self.show()
         newest = None
         while self._waiting and self._waiting[0][0] <= shown:
@@ -50,7 +50,7 @@ class PublishedOffsets:
         return self._log.show_acknowledged()
 
     def wait(self, stop: threading.Event, seconds: float) -> None:
-        """`show` again and again for some seconds, or until `stop` is set."""
+        """Call `show` repeatedly for some seconds, or until `stop` is set."""
         while seconds > 0 and not stop.is_set():
             self.show()
             stop.wait(min(seconds, TAKE_SECONDS))

@@ -94,7 +94,7 @@ class BatchBuilder:
             ]
             time = np.maximum.accumulate(np.where(late, watermark, time)) if len(time) else time
 
-        # Number the keys and refuse events that the log cannot take, which `kept` loses.
+        # Number the keys. Events that the log cannot take are refused, and cleared in `kept`.
         kept = np.ones(len(rows), np.bool_)
         kept[[r.row for r in refused]] = False
         a, b, new_keys = self._number(rows, keys, kept, num_nodes, refused)
@@ -242,14 +242,16 @@ class BatchBuilder:
         b: Int64,
         new_keys: list[Key],
     ) -> EventBatch:
-        """Gather the columns of the kept events; node ids, times and `late` are one a row."""
+        """Gather the columns of the kept events; node ids, times and `late` have one entry per
+        row."""
         rows = block.rows
         schema = self._schema
         edge, node, label = (kept & (rows["kind"] == k) for k in (EDGE, NODE, LABEL))
         single = rows["b"] < 0
         delete = kept & (rows["kind"] == DELETE) & (a >= 0) & (single | (b >= 0))
 
-        # `order` counts the taken events of all kinds, `edges_before` the edges.
+        # `order` is the index of each event among the kept ones of all kinds; `edges_before` counts
+        # the edges up to it.
         order = np.cumsum(edge | node | label | delete) - 1
         edges_before = np.cumsum(edge)
         deletions = np.zeros(int(delete.sum()), DELETION)

@@ -25,13 +25,14 @@ NUM_LEADS = 1_000
 """Number of newest events with a remembered lead (time - timestamp). The median lead estimates the
 time of events without one; single outliers do not move it."""
 MAX_RUNS = 500_000
-"""Limit of runs of events ahead of all positions; at the limit partitions are paused. Each takes up
-to 64 bytes in a commit's line, and followers accept lines of at most 64 MiB."""
+"""Limit of runs of events ahead of all positions; at the limit partitions are paused. A run takes
+up to 64 bytes in a journal line, of which followers accept at most 64 MiB."""
 CROWDED_RUNS = 1_000
 """Runs ahead of one position at which its node features stop waiting: if each record holds a node
 and an edge, the nodes would lag further and further."""
 RUNS_SECONDS = 1.0
-"""Longest wait until as many events have arrived as a journal line names runs."""
+"""Longest wait for as many new events as a journal line lists runs: otherwise the journal would
+grow faster than the log."""
 
 
 @dataclass(eq=False)
@@ -157,7 +158,7 @@ class Merger:
         """Pushes with events still buffered, oldest first. Pushes of one partition that have waited
         long enough are merged into one."""
         self._unspent = 0
-        """Events pushed, minus the runs named in the journal's lines since."""
+        """Events that were pushed, minus the runs that the journal's lines have listed since."""
         self._released_at = -RUNS_SECONDS
         self._leads = np.zeros(0, np.int64)
 
@@ -180,7 +181,7 @@ class Merger:
         part.following = max(part.following, following)
         part.at_end = at_end
         if not len(events):
-            # If no event waits, reading past runs from before a restart ends them.
+            # Without a waiting event, no run before this offset is needed any more.
             if not part.num_buffered:
                 part.ahead = runs_from(part.ahead, part.following)
             return
@@ -241,7 +242,7 @@ class Merger:
         return released
 
     def _is_early(self, num_runs: int, now: float) -> bool:
-        """Whether to wait for more events, so that the journal's lines name fewer runs than events
+        """Whether to wait for more events, so that the journal's lines list fewer runs than events
         arrive."""
         soon = now - self._released_at < RUNS_SECONDS
         return num_runs > self._unspent and soon and not self.all_at_end

@@ -85,8 +85,8 @@ class Suspects:
         return float(self._since[0][0]) if self._held else None
 
     def far_leads(self, events: Block) -> Int64:
-        """Leads of a poll's events, NEVER for those within `max_ahead_us` of the usual lead:
-        int64[n]."""
+        """Leads of a poll's events in microseconds, int64[n]; int64's smallest value (NEVER) for
+        those within `max_ahead_us` of the usual lead."""
         index = _with_lead(events)
         lead = (events.rows["time"] - events.rows["stamp"])[index]
         usual = self._usual(lead)

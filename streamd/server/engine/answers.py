@@ -65,7 +65,7 @@ def moments_of(
 ) -> list[Moment]:
     """The moment of each request: at its own time, or now.
 
-    If the query's time closes a chunk, memory advances over it for that query only.
+    If the query's time closes a chunk, memory is updated with it for that query only.
     """
     # The query's time is never before the newest event, which the graph already has.
     as_of = [max(view.newest_us + 1, _time_of(r) or 0) for r in requests]
@@ -82,7 +82,7 @@ def answers_of(requests: Sequence[Request], moments: Sequence[Moment]) -> list[A
 
     There is one pass for each cut of the memory that requests see.
     """
-    # One object is one cut of the memory.
+    # Requests that see the same cut of the memory share one `served` object.
     answers: dict[int, Answer] = {}
     for served in {id(m.served): m.served for m in moments}.values():
         indices = [i for i, m in enumerate(moments) if m.served is served]

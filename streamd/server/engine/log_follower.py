@@ -131,7 +131,7 @@ class LogFollower:
         return is_busy
 
     def _follow_log(self, until: float) -> bool:
-        """Add new events of the log to the graph, then advance memory over closed chunks, until the
+        """Add new events of the log to the graph, then update memory with closed chunks, until the
         time is up. until: monotonic seconds. Returns: whether work is left."""
         # The graph gets half of the time, so that a fast-growing log leaves time for the memory.
         # While another version catches up, both together get half of it.

@@ -43,7 +43,8 @@ class Pace:
         return now + min(max(share, TURN_SECONDS), BACKLOG_SECONDS)
 
     def end(self, has_backlog: bool) -> None:
-        """Record the end of this turn's following. has_backlog: whether work is left."""
+        """Record the end of this turn's following. has_backlog: whether the next turn should
+        follow the log again at once."""
         self._ended = time.monotonic()
         self._has_backlog = has_backlog
 

@@ -7,7 +7,7 @@ from streamd.telemetry.progress import Reading, RoleProgress
 
 
 class Rebuild:
-    """Counts the events in graph and facts, and those over which the memory advanced.
+    """Counts the events in graph and facts, and those with which memory was updated.
 
     Owner: the engine.
     """
@@ -22,7 +22,7 @@ class Rebuild:
         """The progress now. swap: state of the swap of versions."""
         done, total = view.taken_in
 
-        # The events over which the memory advanced, and those in the version's own graph.
+        # The events with which memory was updated, and those in the version's own graph.
         if isinstance(swap, CatchingUp):
             if swap.served is not None:
                 self._memory_edge = swap.from_edge
@@ -31,7 +31,7 @@ class Rebuild:
                 done = done + swap.view.taken_in[0]
                 total = total + swap.view.taken_in[1]
 
-        # The events over which the memory has to advance in all.
+        # The events with which memory has to be updated in all.
         if self._memory_edge is not None:
             total += max(0, view.log.num_edges - self._memory_edge)
         return self._progress.at(done, total)

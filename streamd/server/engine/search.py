@@ -27,7 +27,7 @@ MEASURE_EVERY = 50
 """One in this many recommendations among likely nodes is compared with the exact one: often enough
 for a metric, rarely enough to cost little."""
 MEASURE_PAUSE = 50.0
-"""After such a search, none follows for this many times its duration: with many nodes it takes
+"""Minimum pause after such a search, as a multiple of its duration: with many nodes a search takes
 seconds."""
 LEARNING = 0.1
 """Weight of the newest slice in the mean time per node: a slice that a stall prolonged is forgotten
@@ -111,8 +111,8 @@ class Searches:
         self._measure_from = 0.0
         """Monotonic time before which no recommendation is compared with the exact one."""
         self._node_seconds = 0.0
-        """Mean time per node in seconds, including the other work between two slices: a moving
-        mean, 0 before the first slice."""
+        """Moving mean of the seconds per node, 0 before the first slice. It includes the other work
+        between two slices."""
         self._num_slices = 0
         self._own_seconds = SLICE_SECONDS / FIRST_SLICE
         """The same without the other work."""

@@ -116,7 +116,7 @@ class Contest:
     # For each window
 
     def score(self, chunk: Chunk) -> Float32 | None:
-        """Score a chunk by the shadow, and move the shadow's memory over it.
+        """Score a chunk by the shadow, then update the shadow's memory with it.
 
         Returns: its logits, float32[E, 101]; None if there is no shadow, the shadow is the
         learner's version itself, or no event of the chunk is scored.

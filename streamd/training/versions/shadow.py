@@ -48,7 +48,7 @@ class Shadow:
 
     @torch.no_grad()
     def score(self, chunk: Chunk) -> Float32 | None:
-        """Score a chunk's candidates, then move memory over the chunk.
+        """Score a chunk's candidates, then update memory with the chunk.
 
         Returns: logits, float32[E, 101], as in `Learner.score`; None if no event is scored.
         """
