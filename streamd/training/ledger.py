@@ -78,7 +78,7 @@ class Step:
     why: for the records, the reason for "skip" or "leave out".
     """
 
-    do: Literal["learn", "pass over", "leave out", "bootstrap"]
+    do: Literal["learn", "skip", "leave out", "bootstrap"]
     windows: tuple[Window, ...]
     seq: int
     version: str
@@ -148,8 +148,8 @@ class Ledger:
         """Record durably that the trainer is about to train on windows, so that a restart takes the
         same ones.
 
-        Returns: the complete step; "leave out" for a single window of mostly late events, "pass
-        over" for windows that failed MAX_FAILURES times.
+        Returns: the complete step; "leave out" for a single window of mostly late events, "skip"
+        for windows that failed MAX_FAILURES times.
         """
         step = self._step("learn", windows, version, learner)
         failures = 0
@@ -164,7 +164,7 @@ class Ledger:
         if failures < attempts.MAX_FAILURES:
             return step
         why = f"skipped: scoring or training failed {attempts.MAX_FAILURES} times"
-        return replace(step, do="pass over", why=why)
+        return replace(step, do="skip", why=why)
 
     def begin_bootstrap(self, short: bool, version: str, learner: Learner) -> Step | None:
         """Record durably the range that is trained on at once, before any window.

@@ -119,7 +119,7 @@ class Resumption:
             return ""
         if not self._settings.continues(cursor.settings):
             logger.warning(
-                "learning_anew",
+                "training_starts_over",
                 reason="the trainer's checkpoint has other model or window settings",
                 meaning="training starts at the log's first event",
             )

@@ -276,9 +276,9 @@ class Trainer:
 
         Returns: the version from which training continues, whether it was promoted, and the reason.
         """
-        if step.do == "pass over":
+        if step.do == "skip":
             logger.error(
-                "window_passed_over",
+                "window_skipped",
                 start=step.range.start_us,
                 first_edge=step.range.first_edge,
                 failures=MAX_FAILURES,
