@@ -39,9 +39,9 @@ def _mix(x: Any) -> Any:
 
 
 @inner
-def _uniform(key: Any, location: int) -> float:
+def _uniform(key: Any, index: int) -> float:
     """The random number at an index of a key's sequence, in [0, 1) with 53 bits."""
-    return float(_mix(key + np.uint64(location + 1) * GAMMA) >> np.uint64(11)) * 2.0**-53
+    return float(_mix(key + np.uint64(index + 1) * GAMMA) >> np.uint64(11)) * 2.0**-53
 
 
 @kernel
@@ -154,13 +154,13 @@ def draw_edges(
                 out[at] = first + i
                 at += 1
         elif strategy == TOP_K:
-            location = first
+            index = first
             while at - before < size:
                 # Skip edges at or after the sample's time.
-                if top_E[location] < first + count:
-                    out[at] = top_E[location]
+                if top_E[index] < first + count:
+                    out[at] = top_E[index]
                     at += 1
-                location += 1
+                index += 1
         elif strategy == LATEST_K:
             for i in range(count - size, count):
                 out[at] = first + i
@@ -211,13 +211,13 @@ def _weighted(
                 out[at] = i
                 at += 1
         return at
-    location = 0
+    index = 0
     total = sum_E[first + count - 1]
     while at - begin < size:
         found = -1
         for _ in range(TRIES):
-            x = _uniform(key, location) * total
-            location += 1
+            x = _uniform(key, index) * total
+            index += 1
             # Find the first edge with a running sum above x.
             low = first
             high = first + count
@@ -236,8 +236,8 @@ def _weighted(
             for i in range(first, first + count):
                 if not taken[i - first]:
                     rest += weight_E[i]
-            x = _uniform(key, location) * rest
-            location += 1
+            x = _uniform(key, index) * rest
+            index += 1
             below = 0.0
             for i in range(first, first + count):
                 if not taken[i - first] and weight_E[i] > 0:
