@@ -50,8 +50,8 @@ class Part(Protocol):
     """A further task of the follower's process, which runs between two reads of the changelog."""
 
     def step(self) -> None:
-        """Do a little work, of some milliseconds at most. Raises no error that a wait could
-        cure."""
+        """Do some milliseconds of work. An error that a later call could avoid, such as a broker
+        that does not answer, must be handled inside."""
         ...
 
     def stop(self) -> None:

@@ -24,7 +24,7 @@ NOT_SENT = "log.store, which has the versions' files, is not set"
 
 
 class LockedFollower:
-    """Follows the models topic while it holds the lock of the folder of versions, so that no
+    """Follows the models topic, and holds the lock of the folder of versions meanwhile, so that no
     trainer here writes there too. Owner: its thread."""
 
     def __init__(self, registry: Registry, follow: Callable[[Registry], ModelsFollower]) -> None:

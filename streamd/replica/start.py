@@ -228,8 +228,8 @@ class _Comparison:
 
 
 def _skip_lacking(admission: Admission, entry: Read, shown: int) -> None:
-    """Skip commits that the changelog lacks and this directory, which stores no position yet, has
-    published: the log is older than the changelog."""
+    """Skip commits that the changelog lacks, if this directory has published them and stores no
+    position yet: its log is older than the changelog."""
     if isinstance(entry, Claim):
         lacks_until = entry.seq if entry.term == admission.term + 1 else 0
     elif isinstance(entry, Record) and entry.term == admission.term == UNCLAIMED and entry.is_whole:

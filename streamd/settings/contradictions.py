@@ -192,7 +192,7 @@ def _check_topic(
             yield Contradiction(
                 (*at, "time"), f"a topic of {source.format} has one form, and {what}"
             )
-        # A source that never gets a record is a mistake.
+        # A source that can never get a record is a mistake.
         if one.takes_all and not source.also:
             yield Contradiction(
                 at,

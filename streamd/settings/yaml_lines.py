@@ -66,7 +66,7 @@ class SettingsFile:
             below, num_steps = None, 1
             # A mapping's node has pairs of nodes, a sequence's has the nodes of its items.
             if isinstance(node, yaml.MappingNode):
-                # A key may be several steps at once, as training.epochs.
+                # A key in the file may have several steps, such as training.epochs.
                 names = {
                     ".".join(map(str, steps[step:n])): n for n in range(step + 1, len(steps) + 1)
                 }

@@ -45,8 +45,8 @@ OWNER = "owner"
 RUNNING = "running"
 """File in that folder that the process locks."""
 FORGOTTEN = "forgotten"
-"""File in that folder with the commit of the newest compaction whose deleted data is gone from
-store and changelog."""
+"""File in that folder with the number of a commit: the newest compaction of which store and
+changelog have no deleted data left."""
 KEEP = 2
 """Number of manifests that stay. Records of the changelog are deleted up to the manifest before the
 newest, so that a follower that has just taken that one can resume."""
@@ -169,7 +169,7 @@ class Archive:
         self._begun_at = self._stored_at = self._cleaned_at = -float("inf")
         self._cleaned = True
         self._left: list[str] = []
-        """The trainer's objects in the store from before a compaction, in words."""
+        """The objects of the trainer in the store that are older than a compaction, as texts."""
         self._retry_at = -float("inf")
         self._failures = 0
         self._lasting = LastingFailures(clock.monotonic)

@@ -154,8 +154,8 @@ def upload_checkpoint(
         data = KIND.encode(stored)
         name = f"{FOLDER}/{term:010d}-{uuid.uuid4().hex}.json"
         store.put(name, data)
-        # Another process may have removed objects. All must be there before the topic gets the
-        # checkpoint.
+        # Another process may have removed objects. Check that all exist before the topic names
+        # the checkpoint.
         check_there(store, files_of(stored), AGAIN)
     return UploadedCheckpoint(
         name=name,

@@ -85,7 +85,7 @@ def upload_version(
         version = StoredVersion(name=folder.name, manifest=manifest, files=files)
         store.put(object_of(version.name), KIND.encode(version))
         # A machine with a clock an hour ahead sees this upload's lease as expired, and may remove
-        # objects. All must be there before the topic gets the version.
+        # objects. Check that all exist before the topic names the version.
         check_there(store, version.files, "none is needed: the trainer sends the version again.")
     return version
 

@@ -127,7 +127,7 @@ class Admission:
         return Verdict.VOID
 
     def skip_to(self, seq: int) -> None:
-        """Set the newest complete commit; the changelog itself may lack it."""
+        """Continue after commit `seq`, although the changelog lacks it."""
         self.seq = seq
         self._next_part = 0
 

@@ -297,8 +297,8 @@ class ModelsPublisher:
     def _send_moves(self, by_hand: bool = False) -> None:
         """Send the moves that the topic lacks, each after the version that it makes champion.
 
-        by_hand: whether manual moves overtake the trainer's moves that wait for a checkpoint; those
-        are never sent then.
+        by_hand: whether to send manual moves before moves of the trainer that still wait for a
+        checkpoint. Such moves of the trainer are then older than the champion, and never sent.
         """
         moves = self._local_moves()
         unsent = self._unsent_moves()

@@ -167,18 +167,18 @@ def feature_type(declared: FeatureSettings) -> Feature:
 
 
 def other_text(declared: FeatureSettings) -> str:
-    """The value for a text that is no category."""
+    """The value in tables for a text that is none of the categories."""
     return _free("other", declared)
 
 
 def nothing_text(declared: FeatureSettings) -> str:
-    """The value for an absent text, such as that of a node without features."""
+    """The value in tables for a missing text, such as that of a node without features."""
     is_free = "" not in {text_of(c) for c in declared.categories or ()}
     return "" if is_free else _free("none", declared)
 
 
 def _free(word: str, declared: FeatureSettings) -> str:
-    """The word, with as many _ appended as make it differ from all categories."""
+    """The word, with _ appended until it differs from all categories."""
     texts = {text_of(c) for c in declared.categories or ()}
     while word in texts:
         word += "_"
@@ -281,8 +281,7 @@ def noted_features(one: NodeSet | EdgeSet, location: str) -> dict[str, FeatureSe
 
 
 def reversed_edge_set(name: str, schema: GraphSchema) -> str | None:
-    """The edge set that a reversed edge set is the reverse of, None if it is no reverse of
-    another."""
+    """The edge set of which the edge set `name` is the reverse, None if there is none."""
     one = schema.edge_sets[name]
     if not is_reversed(one):
         return None

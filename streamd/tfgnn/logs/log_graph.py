@@ -21,11 +21,11 @@ from streamd.tfgnn.schema.messages import EdgeSet, GraphSchema
 class LogFeatures:
     """Reads the features of nodes and edges of a log: a `FeatureReader`.
 
-    An update of a node's features has no time of its own: ingest orders it among the edges by its
-    record's timestamp and its order in its partition. It applies to a sample if all edges before it
-    in the log are before the sample's time. So if an edge has exactly that time, the update came
-    before that edge; if none has, the update may have come between the sample's time and the next
-    edge. Rows of nodes are their ids in the log, rows of edges their event ids.
+    An update of a node's features has no time of its own, only a position among the edges of the
+    log, which ingest gave it by its record's timestamp and its order in its partition. A sample at
+    time t has the updates before the first edge with time t or later. If that edge is later than t,
+    some of these updates may have come after t. Rows of nodes are their ids in the log, rows of
+    edges their event ids.
     """
 
     def __init__(self, rows: LogRows, schema: GraphSchema) -> None:

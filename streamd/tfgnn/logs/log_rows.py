@@ -221,8 +221,8 @@ class LogRows:
 
 
 def first_sights(log: LogReader, cut: int, node_U: Int64, event_U: Int64) -> tuple[Int64, Int64]:
-    """The number of node ids assigned before each event; ids ascend in order of the nodes' first
-    event.
+    """The events at which the number of assigned node ids grows; ids ascend in order of the nodes'
+    first event.
 
     node_U, event_U: nodes and positions of feature updates. Deleted events do not count: compaction
     overwrites their nodes by another one, whose id may be newer. Returns: int64[K] event ids,

@@ -101,7 +101,7 @@ class Assembler:
 class Body:
     """The nodes and edges of S samples with their features, in the order of a record. Immutable.
 
-    indices: indices of nodes in their samples, by node set.
+    indices: by node set, the index of each node in its sample.
     """
 
     def __init__(

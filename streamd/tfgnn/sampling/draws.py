@@ -22,8 +22,8 @@ TOP_K, RANDOM_UNIFORM, RANDOM_WEIGHTED, LATEST_K = range(4)
 ENDLESS = np.int64(2**63 - 1)
 """The time of a sample without a time: all edges are before it."""
 TRIES = 8
-"""Number of draws of an edge that may hit a taken edge; after these the weights of the rest are
-summed instead."""
+"""Number of times that a drawn edge may be one that was drawn before; then the weights of the
+remaining edges are summed, and one of these is drawn."""
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 """The step of SplitMix64 (Steele, Lea and Flood, 2014)."""
 FNV_BASIS, FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
@@ -231,7 +231,7 @@ def _weighted(
                 found = low
                 break
         if found < 0:
-            # The taken edges have most of the weight: sum the weights of the rest.
+            # The edges drawn so far have most of the weight: draw among the remaining ones.
             rest = 0.0
             for i in range(first, first + count):
                 if not taken[i - first]:

@@ -17,8 +17,8 @@ CORRECT = "correct the sampling spec."
 
 @dataclass(frozen=True, slots=True)
 class ReverseAdvice:
-    """Suggests the reversed set to add to a schema. reverses: name of an edge set -> name of its
-    reverse, for a log; empty for tables."""
+    """Suggests which reversed edge set to add to a schema. reverses: name of an edge set -> name of
+    its reverse, for a log; empty for tables."""
 
     schema: GraphSchema
     reverses: Mapping[str, str]
