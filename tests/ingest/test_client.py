@@ -73,7 +73,7 @@ def test_the_file_is_read_anew_for_each_client(tmp_path):
     ({**SCRAM, "sasl_mechanism": "SCRAM"}, {}, "needs a sasl_mechanism that exists"),
     ({**SCRAM, "sasl_plain_password": ""}, {}, "SCRAM-SHA-512 needs sasl_plain_password"),
     ({"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "AWS_MSK_IAM"}, {}, "needs security_protocol SASL_SSL"),
-    ({**SCRAM, "ssl_cafile": "/no/ca.pem"}, {}, "ssl_cafile /no/ca.pem cannot be used: No such file"),
+    ({**SCRAM, "ssl_cafile": "/no/ca.pem"}, {}, "cannot load ssl_cafile /no/ca.pem: No such file"),
     ({"security_protocol": "SSL", "ssl_keyfile": "/no/key"}, {}, "ssl_keyfile needs ssl_certfile")])
 def test_what_cannot_be_is_one_line_that_names_the_option_and_not_its_value(tmp_path, text, client, says):
     with pytest.raises(SettingsError, match=says) as caught:
@@ -98,7 +98,7 @@ def test_a_key_with_the_wrong_password_or_of_another_certificate_is_told_before_
     without = {key: value for key, value in good.items() if key != "ssl_password"}
     for bad in (good | {"ssl_password": HUSH}, without, good | {"ssl_keyfile": at["server.plain"]},
                 good | {"ssl_certfile": str(tmp_path)}):
-        with pytest.raises(SettingsError, match=r"ssl_certfile .* cannot be used") as caught:
+        with pytest.raises(SettingsError, match=r"cannot load ssl_certfile ") as caught:
             read_options(given(tmp_path, bad))
         assert HUSH not in str(caught.value)
 

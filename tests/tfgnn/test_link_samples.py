@@ -230,7 +230,7 @@ def test_what_cannot_be_asked_is_refused_by_name(tmp_path):
         with pytest.raises(TFGNNError, match=words):
             world.run(out, **options)
     world.write_spec([("x", ("seed",), "rev_views", 2, "TOP_K")])
-    with pytest.raises(TFGNNError, match="'x' goes from the seeds along 'rev_views', which begins at 'item'; the ends of 'follows' are 'user' and 'user'"):
+    with pytest.raises(TFGNNError, match="'x' follows 'rev_views' from the seeds. The source of that edge set is 'item'; the endpoints of 'follows' are 'user' and 'user'"):
         world.run(out, edge_set="follows")
     world.write_spec([], 'seed_op { op_name: "seed" node_set_name: "user" }')
     with pytest.raises(TFGNNError, match="'seed' of the sampling spec are nodes of 'user'.*write a symmetric_link_seed_op"):

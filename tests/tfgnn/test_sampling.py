@@ -371,7 +371,7 @@ def test_seeds_that_are_links_are_refused_by_name(tmp_path):
         edge_sets { key: "_readout/source" value { source: "_readout" target: "paper" } }
         edge_sets { key: "_readout/target" value { source: "_readout" target: "paper" } }""")
     (world.path / "spec" / "spec.pbtxt").write_text('symmetric_link_seed_op { op_name: "links" }')
-    refused(world, tmp_path, "'links' is a symmetric_link_seed_op, which is not run")
+    refused(world, tmp_path, "'links' is a symmetric_link_seed_op: this command samples nodes only")
 
 
 def test_the_specs_of_the_guide_run_where_its_reversed_set_is_there(tmp_path):

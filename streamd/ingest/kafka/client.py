@@ -235,8 +235,8 @@ def _check_certificates(options: Mapping[str, Any]) -> None:
             context.load_cert_chain(certificate, options.get("ssl_keyfile"), password)
     except OSError as error:
         raise SettingsError(
-            f"The Kafka client's {tried} cannot be used: {error.strerror}.",
-            "name files in PEM that this user may read.",
+            f"The Kafka client cannot load {tried}: {error.strerror}.",
+            "name PEM files that this user may read.",
         ) from None
 
 

@@ -140,7 +140,7 @@ class Encoder:
                     feature.one(value, "")
                 except BadEvent as error:
                     raise TFGNNError(f"{location(row)}: {error}.", "correct it.") from None
-            raise AssertionError("a column is refused only where a value is")
+            raise AssertionError("a column is invalid only if one of its values is")
         return column.astype(np.float32)
 
 

@@ -93,16 +93,17 @@ def _check(spec: SamplingSpec, schema: GraphSchema, edge_set: str) -> None:
     if spec.HasField("seed_op"):
         raise TFGNNError(
             f"The seeds {spec.seed_op.op_name!r} of the sampling spec are nodes of "
-            f"{spec.seed_op.node_set_name!r}, and these samples begin at both ends of events.",
+            f"{spec.seed_op.node_set_name!r}, but samples of links begin at both endpoints of "
+            "events.",
             "write a symmetric_link_seed_op.",
         )
     for op in spec.sampling_ops:
         begin = schema.edge_sets[op.edge_set_name].source
         if seed_of(spec).op_name in op.input_op_names and begin not in (one.source, one.target):
             raise TFGNNError(
-                f"Operation {op.op_name!r} goes from the seeds along {op.edge_set_name!r}, which "
-                f"begins at {begin!r}; the ends of {edge_set!r} are {one.source!r} and "
-                f"{one.target!r}.",
+                f"Operation {op.op_name!r} follows {op.edge_set_name!r} from the seeds. The source "
+                f"of that edge set is {begin!r}; the endpoints of {edge_set!r} are {one.source!r} "
+                f"and {one.target!r}.",
                 "correct the sampling spec.",
             )
 

@@ -65,8 +65,9 @@ def seed_set(spec: SamplingSpec) -> str:
     seed = seed_of(spec)
     if not spec.HasField("seed_op"):
         raise TFGNNError(
-            f"{seed.op_name!r} is a symmetric_link_seed_op, which is not run.",
-            "begin at nodes, with a seed_op.",
+            f"The seed {seed.op_name!r} is a symmetric_link_seed_op: this command samples nodes "
+            "only.",
+            "write a seed_op, or sample links of a log by `streamd tfgnn export --samples`.",
         )
     name: str = seed.node_set_name
     return name
