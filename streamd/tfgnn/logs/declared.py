@@ -156,7 +156,7 @@ def feature_type(declared: FeatureSettings) -> Feature:
         words = f"one of {first_names(texts)}; {other!r} is any other, {nothing!r} none"
         return new_feature("DT_STRING", description=words)
     if declared.hash is not None:
-        words = f"location of a text among {declared.hash}, by its CRC32C; -1 is none"
+        words = f"place of a text among {declared.hash}, by its CRC32C; -1 is none"
         return new_feature("DT_INT64", description=words)
     if declared.text is not None:
         words = "n-grams of a text, by their CRC32C"
