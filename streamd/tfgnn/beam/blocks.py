@@ -135,6 +135,7 @@ def of(blocks: Iterable[Any], kind: type) -> list[Any]:
 
 def groups(key_N: Array) -> Iterator[tuple[int, Array]]:
     """Yield each key that occurs, and the indices that have it."""
+    # Sort the keys, and cut the indices at each new one.
     order = np.argsort(key_N, kind="stable")
     sorted_key = key_N[order]
     begins = np.flatnonzero(np.diff(sorted_key, prepend=-1))
@@ -182,6 +183,7 @@ def read_file(file: TableFile, buckets: int) -> Iterator[Keyed]:
     parts: list[Rows] = []
     for part in rows:
         parts.append(part)
+        # Partition many rows at once: each bucket then gets a few large blocks.
         if sum(p.num for p in parts) >= ROWS:
             yield from _cut(file, parts, buckets)
             parts = []
@@ -195,6 +197,7 @@ def _cut(file: TableFile, parts: list[Rows], buckets: int) -> Iterator[Keyed]:
     columns = Columns(file.one, parts)
     if file.kind == "edges":
         check_weights(columns.weight, columns.location)
+    # Rows are named by their numbers in the file, also after they were partitioned.
     of_file = replace(parts[0].location, first=0)
     row_R = np.concatenate([p.location.first + np.arange(p.num) for p in parts])
     keys = columns.source if file.kind == "edges" else columns.ids
@@ -211,6 +214,7 @@ def _cut(file: TableFile, parts: list[Rows], buckets: int) -> Iterator[Keyed]:
             yield bucket, EdgeBlock(file.name, ids, target, time, weight, features)
         else:
             time = None if file.kind == "every" else columns.time
+            # A sample without a time has all edges.
             endless = np.full(len(ids), ENDLESS)
             yield bucket, SeedBlock(ids, endless if time is None else time[indices])
 
@@ -226,12 +230,14 @@ def plain_rows(file: TableFile) -> Iterator[Any]:
     for rows in read_table(file.one, file.path):
         columns = {name: _items(value) for name, value in rows.features.items()}
         if isinstance(file.one, EdgeSet):
+            # Weights and times need not be declared in the schema.
             extra = {"#weight": rows.weight, "#time": rows.time}
             columns |= {name: one.tolist() for name, one in extra.items() if one is not None}
         features = [
             dict(zip(columns, values, strict=True))
             for values in zip(*columns.values(), strict=True)
         ]
+        # `zip` of no columns yields no rows, but the rows exist.
         features = features or [{} for _ in range(rows.num)]
         if rows.ids is not None:
             yield from zip(rows.ids.tolist(), features, strict=True)

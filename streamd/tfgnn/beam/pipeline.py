@@ -66,6 +66,8 @@ def sample_with_beam(run: TableRun, runner: str, options: list[str]) -> int:
             "pip install 'streamd-gnn[beam]', or leave --runner out.",
         ) from None
 
+    # The marker keeps other runs from this output. A pipeline cannot resume: Beam plans all shards
+    # at once.
     marker = Marker(run.output, run.state())
     with marker.begin() as done:
         if done:
@@ -120,14 +122,17 @@ def build(pipeline: Any, run: TableRun, plan: Plan, files: "_Files") -> None:
         joined = parts | f"with {label}" >> beam.Flatten()
         return joined | f"group {label}" >> beam.GroupByKey()
 
+    # "plan" | The chain begins with an empty block for each shard, and with the seeds.
     shards = pipeline | "plan" >> beam.Create([plan]) | "shards" >> beam.FlatMap(no_samples)
     flow = group("seeds", shards, read("seeds", files.seeds))
     flow = flow | "name seeds" >> beam.FlatMap(partial(name_seeds, plan=plan))
+    # Join the samples with the edges of each level, and draw.
     for i, ops in enumerate(levels(run.spec)):
         label = f"edges {i}"
         edges = read(label, files.edges({op.edge_set_name for op in ops}))
         step = beam.FlatMap(partial(expand, plan=plan, ops=ops))
         flow = group(label, flow, edges) | f"expand {i}" >> step
+    # Replace the drawn edges by all edges between the nodes of a sample.
     if run.aggregation == "node":
         flow = flow | "to samples" >> beam.FlatMap(partial(by_sample, plan=plan))
         ask = beam.FlatMap(partial(query_edges, plan=plan, edge_sets=files.edge_sets))
@@ -135,6 +140,7 @@ def build(pipeline: Any, run: TableRun, plan: Plan, files: "_Files") -> None:
         edges = read("all edges", files.edges(set(files.edge_sets)))
         step = beam.FlatMap(partial(between, plan=plan))
         flow = group("all edges", flow, edges) | "between" >> step
+    # Join the reached nodes with their rows, and write the shards.
     rows = beam.FlatMap(partial(join_rows, plan=plan))
     flow = group("nodes", flow, read("nodes", files.nodes())) | "rows" >> rows
     write = beam.FlatMap(partial(write_shard, plan=plan))

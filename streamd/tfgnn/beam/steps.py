@@ -107,6 +107,7 @@ class Plan:
 
 def levels(spec: SamplingSpec) -> list[list[SamplingOp]]:
     """The operations by level; those of one level can run at the same time."""
+    # The level of an operation is one above the highest of its inputs; that of the seed is -1.
     level = {seed_of(spec).op_name: -1}
     found: list[list[SamplingOp]] = []
     for op in spec.sampling_ops:
@@ -131,6 +132,7 @@ def name_seeds(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
         return
     ids = [id for block in rows for id in block.ids]
     seeds = name_samples(ids, np.concatenate([block.times for block in rows]).tolist())
+    # The seed of a sample is the first node that it reaches.
     handles = seeds.handles
     nodes, number = number_strings(seeds.seed_ids)
     arrived = indices_of(number, seeds.seed_ids)
@@ -158,6 +160,8 @@ def expand(bucket: Keyed, plan: Plan, ops: list[SamplingOp]) -> Iterator[Keyed]:
         if name not in made:
             made[name] = _Edges(rows, plan, name)
         edges = made[name]
+        # Draw the edges at each pair of a sample and a node. The keys are hashes of ids, so that
+        # the draws are those of every other sampler.
         samples, until_S, sample_R, node_R = _pairs(came, edges.source_number)
         node_hash = hash_strings(edges.sources)
         keys = draw_keys(plan.seed, op.op_name, hash_strings(samples)[sample_R], node_hash[node_R])
@@ -203,6 +207,7 @@ class _Edges:
         self, plan: Plan, samples: list[bytes], sample: Array, edge: Array
     ) -> Iterator[Keyed]:
         """Yield edges of samples for their shards."""
+        # Distinct samples and edges once per shard, and pairs of indices into them.
         table = self.adjacency
         shard_S = shard_of(hash_strings(samples), plan.num_shards)
         for shard, indices in groups(shard_S[sample]):
@@ -235,6 +240,7 @@ def _pairs(
         until_S[index_S] = block.until_S
         node = indices_of(number, block.nodes)[block.node_P]
         known = node >= 0
+        # A pair as one integer, so that `np.unique` finds the distinct ones.
         joined.append(index_S[block.sample_P][known] * max(len(number), 1) + node[known])
     pairs = np.unique(np.concatenate(joined))
     return samples, until_S, pairs // max(len(number), 1), pairs % max(len(number), 1)
@@ -280,6 +286,8 @@ def query_edges(bucket: Keyed, plan: Plan, edge_sets: list[str]) -> Iterator[Key
     nodes again."""
     nodes: dict[tuple[bytes, str], set[bytes]] = {}
     until: dict[bytes, int] = {}
+    # Collect the nodes of each sample by node set. The edges that operations took are dropped: the
+    # queries find them again, among all edges between the nodes.
     for block in bucket[1]:
         if not isinstance(block, Arrivals):
             if not isinstance(block, SampledEdges):
@@ -293,6 +301,8 @@ def query_edges(bucket: Keyed, plan: Plan, edge_sets: list[str]) -> Iterator[Key
         yield from _arrivals(plan, block.op, *pairs)
 
     asked: dict[tuple[int, str], list[tuple[bytes, list[bytes], list[bytes]]]] = {}
+    # The edges of a source are in its bucket, so send each bucket the sources that it has, and all
+    # targets.
     for edge_set in edge_sets:
         one = plan.schema.edge_sets[edge_set]
         for sample in until:
@@ -325,6 +335,7 @@ def between(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
         edges = _Edges(rows, plan, name)
         for block in queries:
             for s, sample in enumerate(block.samples):
+                # All edges of the sources before the sample's time, then only those to its nodes.
                 source = indices_of(edges.source_number, block.sources[s])
                 source = source[source >= 0]
                 num_R = before(edges.adjacency, source, np.full(len(source), block.until_S[s]))
@@ -345,6 +356,7 @@ def join_rows(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
     for block in blocks:
         if isinstance(block, Arrivals):
             came.setdefault(plan.node_set_of(block.op), []).append(block)
+            # Each sample arrives once by the seed operation: announce it to its shard there.
             if block.op == seed_of(plan.spec).op_name:
                 shard_S = shard_of(hash_strings(block.samples), plan.num_shards)
                 for shard, indices in groups(shard_S):
@@ -355,17 +367,20 @@ def join_rows(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
         rows = [block for block in of(blocks, NodeBlock) if block.node_set == name]
         arrivals = came.get(name, [])
         ids = [id for block in rows for id in block.ids]
+        # A latent node set has no table, so the reached nodes are its rows.
         others = {id for block in arrivals for id in block.nodes} if is_latent(node_set) else set()
         table = node_table(
             ids, others, join([block.features for block in rows]), _row_locations(rows)
         )
         if not arrivals:
             continue
+        # Nodes without a row are in no sample; the driver warns of them at the end.
         for block in arrivals:
             is_seed = block.op == seed_of(plan.spec).op_name
             missing.setdefault((name, is_seed), set()).update(
                 set(block.nodes) - table.number.keys()
             )
+        # Send the rows of the reached nodes to the shards of their samples.
         samples, _, sample, node = _pairs(arrivals, dict(table.number))
         shard_S = shard_of(hash_strings(samples), plan.num_shards)
         for shard, indices in groups(shard_S[sample]):
@@ -387,6 +402,7 @@ def write_shard(shard: Keyed, plan: Plan) -> Iterator[int]:
     """Write the records of a shard: to a scratch file with a unique name, synced and then renamed,
     so that a shard that runs twice is one file. Yields: the number of records."""
     number, blocks = shard[0], list(shard[1])
+    # The samples of the shard, in the order of its records.
     handles, until = [], []
     for block in of(blocks, ShardSamples):
         handles += block.samples
@@ -394,6 +410,8 @@ def write_shard(shard: Keyed, plan: Plan) -> Iterator[int]:
     seeds = Seeds.of_handles(handles, np.array(until, np.int64)).in_order()
     location = {handle: s for s, handle in enumerate(seeds.handles)}
 
+    # A graph of the shard's nodes and edges alone: each node and edge once, and the samples that
+    # have it.
     node_sets: dict[str, NodeTable] = {}
     nodes: dict[str, tuple[Array, Array]] = {}
     for name in sorted(plan.schema.node_sets):
@@ -411,6 +429,7 @@ def write_shard(shard: Keyed, plan: Plan) -> Iterator[int]:
             ends = node_sets[one.source], node_sets[one.target]
             edge_sets[name], edges[name] = _edges_of(sampled, location, *ends)
 
+    # Write the records as other samplers do.
     latent = frozenset(n for n, s in plan.schema.node_sets.items() if is_latent(s))
     graph = Graph(node_sets=node_sets, edge_sets=edge_sets, latent=latent)
     assembler = Assembler(graph, plan.schema, seed_set(plan.spec), plan.is_timed)
@@ -454,7 +473,9 @@ def _edges_of(
 ) -> tuple[Adjacency, tuple[Array, Array]]:
     """The distinct edges of a shard whose endpoints are in it, and the pairs of a sample and an
     edge."""
+    # An edge is identified by its source, its index among the edges of the source, and its target.
     things = [list(zip(b.source, b.index_E.tolist(), b.target, strict=True)) for b in sampled]
+    # Several samples may have taken the same edge; any of its copies will do.
     row = {edge: r for r, edge in enumerate(edge for block in things for edge in block)}
     known = sorted(edge for edge in row if edge[0] in sources.number and edge[2] in targets.number)
     number = {edge: n for n, edge in enumerate(known)}

@@ -71,6 +71,8 @@ def declared_sets(settings: Settings, of_log: Schema | None = None) -> Declared:
     of_log: schema of the log, None if there is none. If it has no names, those of the settings are
     used if their widths equal the log's; else all features of a set are one vector.
     """
+    # The log's own names come first, then those of the settings if the sets are the same, else
+    # none.
     schema = schema_of(settings) if of_log is None else of_log
     if of_log is not None and of_log.is_declared:
         settings = with_schema(settings, of_log)
@@ -141,6 +143,8 @@ def _set(
         name=name,
         number=number,
         features=features,
+        # A lone `default` set has a width in `stream` and no declaration; every other set is
+        # declared, even without features.
         is_named=not (has_no_names and is_only and name == DEFAULT_SET),
         columns=columns,
         source=source,
@@ -287,6 +291,7 @@ def reversed_edge_set(name: str, schema: GraphSchema) -> str | None:
         return None
     told, file = note(one, REVERSE_OF), one.metadata.filename
     other: str
+    # The metadata names the reversed edge set; in other schemas, both have the same file.
     for other, forward in sorted(schema.edge_sets.items()):
         if (forward.source, forward.target) != (one.target, one.source) or is_reversed(forward):
             continue

@@ -237,6 +237,7 @@ class TableEvents:
         """Read the edges of a table. Raises: TFGNNError, SettingsError."""
         one, declared = self._schema.edge_sets[name], self._declared.edge_sets[name]
         column = self._options.column
+        # Encoders and parsers of this table, and the arrays of its parts.
         encoder = Encoder(declared, one, "edge set", (*OF_EDGES, column or TIME))
         unit = self._unit(one)
         times = Times(unit, "us", self._options.max_ahead_seconds, self._clock)
@@ -252,6 +253,7 @@ class TableEvents:
             names.add(rows.first, location)
             columns = columns or _columns(rows)
             assert rows.source is not None and rows.target is not None
+            # Encode a part: keys, features and times. Each raises an error with file and row.
             source.append(sources.numbers(rows.source, location, "#source"))
             target.append(targets.numbers(rows.target, location, "#target"))
             values.append(encoder.numbers(rows, location))
@@ -262,6 +264,7 @@ class TableEvents:
                     "write them in all.",
                 )
         self._note(f"edge set {name}", encoder)
+        # Join the parts, and note which nodes have edges.
         known = [t for t in time if t is not None]
         edges = _Edges(
             name=name,
@@ -298,6 +301,7 @@ class TableEvents:
             return None
         if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype.kind not in "iufO":
             raise TFGNNError(f"{location(0)}: column {column!r} has no times.", "name another.")
+        # Integers of a known unit are converted together; other values are parsed one by one.
         if found.dtype.kind in "iu" and times.has_unit:
             return _scale_times(found, times, location)
         out = np.empty(len(found), np.int64)
@@ -321,6 +325,7 @@ class TableEvents:
             nodes.location.add(rows.first, location)
             assert rows.ids is not None
             numbers = nodes.numbers(rows.ids, location, ID).tolist()
+            # Two rows of one node would be two events, the second of which replaces the first.
             for row, number in enumerate(numbers):
                 if number in seen:
                     first = nodes.location((nodes.row_number + numbers).index(number))
@@ -349,6 +354,7 @@ class TableEvents:
         nodes = self._nodes.get(name)
         if nodes is None:
             return []
+        # Features of zeros equal those of a node without features.
         has_values = np.count_nonzero(nodes.values_ND, axis=1).tolist()
         return [
             row
@@ -403,6 +409,7 @@ class TableEvents:
         sets = [np.full(len(t), i) for i, t in enumerate(times)]
         rows = [np.arange(len(t)) for t in times]
         time_E, set_E, row_E = (np.concatenate(none + parts) for parts in (times, sets, rows))
+        # A stable sort keeps the order of sets and rows among equal times.
         order = np.argsort(time_E, kind="stable")
         return set_E[order], row_E[order], time_E[order]
 
@@ -433,6 +440,7 @@ class TableEvents:
                 f"{self._time_E[at]} microseconds is finer than {unit}.",
                 "set stream.time_unit to us, or round it.",
             )
+        # Nodes first: their features apply from the first edge on.
         number = 0
         for name, row in self._node_rows:
             number += 1

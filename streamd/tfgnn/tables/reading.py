@@ -164,6 +164,7 @@ class _Table:
                     "holds one ragged dim at most, the first.",
                     "flatten it.",
                 )
+        # The columns to read: ids, declared features, and weights and times even if undeclared.
         weights = self._names_undeclared_in_schema((WEIGHT, "weight"), self._is_edges)
         times = self._names_undeclared_in_schema((TIME, "time"), self._is_timed)
         keys = [(key, "bytes") for key in self._keys if key not in features]
@@ -186,6 +187,7 @@ class _Table:
                 for key in self._keys
                 if key not in values
             }
+            # Of the two names of weights, and of times, take the first that has values.
             weight, time = (
                 next(
                     (_one_each(columns[n], location, n) for n in of if len(columns[n].values)), None
@@ -213,6 +215,7 @@ class _Table:
             header = next(reader, None)
             if header is None:
                 raise TFGNNError(f"{path} is empty.", "write a header.")
+            # CSV headers may omit the # of ids.
             names = [IDS.get(name, name) for name in header]
             self._check_header(names, path)
             at = 1
@@ -280,6 +283,7 @@ class _Table:
         ids, source, target = found
         if self._is_reversed:
             source, target = target, source
+        # A declared feature of numbers with one of these names is the weight, or the time, too.
         for name in (WEIGHT, "weight"):
             declared = values.get(name)
             if weight is not None or not self._is_edges or not isinstance(declared, np.ndarray):
@@ -312,6 +316,8 @@ def csv_reader(path: Path, stack: ExitStack) -> Iterator[list[str]]:
         file = stack.enter_context(open_file(path))
     except OSError as error:
         raise TFGNNError(f"{path} cannot be read: {error.strerror}.", "check it.") from None
+    # utf-8-sig skips a byte order mark; newline="" leaves line ends to the CSV reader, since a cell
+    # may contain them.
     text = stack.enter_context(io.TextIOWrapper(file, "utf-8-sig", newline=""))
     return _cells(path, csv.reader(_lines(text), strict=True))
 
@@ -384,6 +390,7 @@ def _number(
 def _strings(cells: Iterable[str]) -> Array:
     """Cells as an array of bytes."""
     values = [cell.encode() for cell in cells]
+    # `np.array` would make strings of fixed width, which lose trailing zero bytes.
     array = np.empty(len(values), object)
     array[:] = values
     return array
@@ -396,6 +403,7 @@ def _as_dtype(
     TFGNNError with the row of an integer outside the dtype's range."""
     if (wrong := first_out_of_range(flat, dtype)) is not None:
         row = wrong
+        # The row with that value, if rows have different numbers of values.
         if count_R is not None:
             row = int(np.searchsorted(np.cumsum(count_R), wrong, "right"))
         raise TFGNNError(
@@ -424,6 +432,7 @@ def _of_column(column: Column, feature: Feature, num: int, location: Location, n
     whole = shape_of(feature)
     ragged = ragged_dims(whole)
     trailing = whole[1:] if ragged else whole
+    # The number of values of a row, or of an item of a ragged row.
     for size in trailing:
         inner *= size or 0
     wrong = np.flatnonzero(column.count_R % max(inner, 1) if ragged else column.count_R != inner)
