@@ -66,8 +66,8 @@ def sample_with_beam(run: TableRun, runner: str, options: list[str]) -> int:
             "pip install 'streamd-gnn[beam]', or leave --runner out.",
         ) from None
 
-    # The marker keeps other runs from this output. A pipeline cannot resume: Beam plans all shards
-    # at once.
+    # The marker keeps other runs from this output. A pipeline does not resume: it writes all
+    # shards.
     marker = Marker(run.output, run.state())
     with marker.begin() as done:
         if done:

@@ -143,8 +143,7 @@ def _set(
         name=name,
         number=number,
         features=features,
-        # A lone `default` set has a width in `stream` and no declaration; every other set is
-        # declared, even without features.
+        # Only a lone `default` set may have a width from `stream` without a declaration.
         is_named=not (has_no_names and is_only and name == DEFAULT_SET),
         columns=columns,
         source=source,

@@ -168,6 +168,7 @@ class Negatives:
         self._count = count
         self._seed = seed
         self._pool = rows.nodes_of(node_set)
+        # The number of nodes before a time is then found by one search.
         self._edge_K, self._num_K = first_sights(rows.log, rows.cut.edge, *rows.history.places())
 
     def draw(self, links: Links, hash_S: Array, hash_of_target_S: Array) -> Int64:
@@ -219,6 +220,7 @@ class LinkSampler:
         """Yield the record of each event, in order."""
         # The pairs of each sample: the event's own, then those with negative targets.
         names = [b"%s:%d" % (self._edge_set.encode(), event) for event in links.event_S.tolist()]
+        # Draws depend on hashes of names and ids, so they are the same in every run of this seed.
         hash_S = hash_strings(names)
         source_S = self._number_N[self._ends.source][links.source_S]
         target_S = self._number_N[self._ends.target][links.target_S]
@@ -232,6 +234,7 @@ class LinkSampler:
 
         # Sample the neighborhoods before the event's time.
         samples = np.arange(len(links))
+        # Both endpoints and the negative targets start together, each node once per sample.
         starts: dict[str, list[tuple[Array, Array]]] = {}
         starts.setdefault(self._ends.source, []).append((samples, source_S))
         starts.setdefault(self._ends.target, []).append((sample_P, target_P))
@@ -243,6 +246,7 @@ class LinkSampler:
         nodes, edges = self._sampler.walk(Starts(nodes=begin, until_S=until_S, hash_S=hash_S))
         body = Body(self._graph, self._sets, nodes, edges, until_S, {})
 
+        # The readout connects rows of pairs to nodes by their indices in the sample.
         source_P = body.indices[self._ends.source].of(sample_P, source_P)
         target_P = body.indices[self._ends.target].of(sample_P, target_P)
         bounds = np.searchsorted(sample_P, np.arange(len(links) + 1))

@@ -237,7 +237,6 @@ class TableEvents:
         """Read the edges of a table. Raises: TFGNNError, SettingsError."""
         one, declared = self._schema.edge_sets[name], self._declared.edge_sets[name]
         column = self._options.column
-        # Encoders and parsers of this table, and the arrays of its parts.
         encoder = Encoder(declared, one, "edge set", (*OF_EDGES, column or TIME))
         unit = self._unit(one)
         times = Times(unit, "us", self._options.max_ahead_seconds, self._clock)
@@ -253,7 +252,6 @@ class TableEvents:
             names.add(rows.first, location)
             columns = columns or _columns(rows)
             assert rows.source is not None and rows.target is not None
-            # Encode a part: keys, features and times. Each raises an error with file and row.
             source.append(sources.numbers(rows.source, location, "#source"))
             target.append(targets.numbers(rows.target, location, "#target"))
             values.append(encoder.numbers(rows, location))
@@ -325,7 +323,6 @@ class TableEvents:
             nodes.location.add(rows.first, location)
             assert rows.ids is not None
             numbers = nodes.numbers(rows.ids, location, ID).tolist()
-            # Two rows of one node would be two events, the second of which replaces the first.
             for row, number in enumerate(numbers):
                 if number in seen:
                     first = nodes.location((nodes.row_number + numbers).index(number))
@@ -354,7 +351,6 @@ class TableEvents:
         nodes = self._nodes.get(name)
         if nodes is None:
             return []
-        # Features of zeros equal those of a node without features.
         has_values = np.count_nonzero(nodes.values_ND, axis=1).tolist()
         return [
             row
@@ -409,7 +405,6 @@ class TableEvents:
         sets = [np.full(len(t), i) for i, t in enumerate(times)]
         rows = [np.arange(len(t)) for t in times]
         time_E, set_E, row_E = (np.concatenate(none + parts) for parts in (times, sets, rows))
-        # A stable sort keeps the order of sets and rows among equal times.
         order = np.argsort(time_E, kind="stable")
         return set_E[order], row_E[order], time_E[order]
 
@@ -440,7 +435,6 @@ class TableEvents:
                 f"{self._time_E[at]} microseconds is finer than {unit}.",
                 "set stream.time_unit to us, or round it.",
             )
-        # Nodes first: their features apply from the first edge on.
         number = 0
         for name, row in self._node_rows:
             number += 1

@@ -67,6 +67,7 @@ class Codec:
         edge_sets: dict[str, Edges] = {}
         for one, sizes, source, target, features in parts:
             location = f"{where}: {one.words}"
+            # Without #size, the set has no items in any component.
             if len(sizes) == 0:
                 sizes = np.zeros(components, np.int64)
             num = _total(sizes, location)
@@ -74,6 +75,7 @@ class Codec:
             if one.kind == "node set":
                 node_sets[one.name] = Nodes(sizes_C=sizes, features=values)
                 continue
+            # Node sets come before edge sets, so their sizes are known here.
             for end, index, at in zip(
                 ("source", "target"), (source, target), one.ends, strict=True
             ):
@@ -189,6 +191,7 @@ def _total(sizes: Array, location: str) -> int:
     if len(sizes) == 1:
         total = least = int(sizes[0])
     else:
+        # Python's integers cannot overflow, as a sum in numpy could.
         total, least = sum(sizes.tolist()), int(sizes.min())
     if least < 0 or total > MAX_ITEMS:
         raise TFGNNError(
@@ -239,6 +242,7 @@ def _value(keys: FeatureKeys, columns: list[Column], num: int, location: str) ->
     rows = num
     lengths = []
     told = iter(columns[1:])
+    # The dims after the last ragged one are those of its values.
     trailing = keys.shape[ragged_dims(keys.shape)[-1] :]
     for size in keys.shape[: len(keys.shape) - len(trailing)]:
         if size is not None:
@@ -274,6 +278,7 @@ def _sum_of(
     if is_absent or not rows:
         return 0
     least, most = least_and_most(row_lengths)
+    # Bound the product first: the sum of many large lengths could overflow.
     if least < 0 or most * rows > MAX_ITEMS:
         raise TFGNNError(f"{location}: {name} has the row length {least if least < 0 else most}.")
     return int(row_lengths.sum())

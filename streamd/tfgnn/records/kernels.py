@@ -120,6 +120,7 @@ def _length(data: NDArray[Any], at: Any, end: int) -> tuple[Any, Any]:
     """Parse a length at `at`. Returns: start and end of the bytes that it counts; (-1, -1) if they
     do not fit before `end`, or if the varint has more than five bytes."""
     value: Any = np.int64(0)
+    # Five bytes have 35 bits, more than any length that protobuf allows.
     for i in range(5):
         if at >= end:
             return -1, -1
@@ -143,6 +144,7 @@ def _key(
     """The index of a key among the names, -1 if it is none of them. hint: index to compare first,
     since writers keep an order."""
     number = len(name_K) - 1
+    # Begin with the expected key, and wrap around once.
     for i in range(number):
         k = hint + i
         if k >= number:
@@ -167,6 +169,7 @@ def _count_ints(data: NDArray[Any], start: int, end: int) -> int:
     for at in range(start, end):
         length += 1
         if data[at] < 128:
+            # The tenth byte has room for the highest of 64 bits only.
             if length == 10 and data[at] > 1:
                 return -1
             count += 1
@@ -199,6 +202,7 @@ def _scan_list(data: NDArray[Any], start: int, end: int) -> tuple[int, int, int,
     if start == end:
         return 0, start, start, 0
     tag = data[start]
+    # One of the three lists: field 1, 2 or 3, preceded by a length.
     if tag != 0x0A and tag != 0x12 and tag != 0x1A:
         return 0, 0, 0, -1
     at, behind = _length(data, start + 1, end)
@@ -209,6 +213,7 @@ def _scan_list(data: NDArray[Any], start: int, end: int) -> tuple[int, int, int,
         return kind, at, at, 0
     if kind == BYTES:
         return kind, at, end, _count_bytes(data, at, end)
+    # A packed list is a single field with all values.
     if data[at] != 0x0A:
         return 0, 0, 0, -1
     at, behind = _length(data, at + 1, end)
@@ -236,6 +241,7 @@ def _scan_record(
     count_K[:] = 0
     if at == end:
         return FAST
+    # An Example has one field, the message Features, which must fill the record.
     if data[at] != 0x0A:
         return SLOW
     at, behind = _length(data, at + 1, end)
@@ -349,6 +355,7 @@ def fill_values(
                 while at < end:
                     value = np.uint64(0)
                     shift = np.uint64(0)
+                    # Seven bits in each byte, the lowest first.
                     while data[at] >= 128:
                         value |= np.uint64(data[at] & 127) << shift
                         shift += np.uint64(7)
@@ -359,6 +366,7 @@ def fill_values(
                     int_at += 1
             else:
                 while at < end:
+                    # Strings are not copied here: their bounds refer to the data.
                     text_start[text_at], at = _length(data, at + 1, end)
                     text_end[text_at] = at
                     text_at += 1
@@ -380,6 +388,7 @@ def write_varints(values: NDArray[Any], out: NDArray[Any]) -> int:
     written bytes."""
     at = 0
     for i in range(len(values)):
+        # A negative number has all of the highest bits set, so it takes ten bytes.
         value = np.uint64(values[i])
         while value >= np.uint64(128):
             out[at] = np.uint8(value & np.uint64(127)) | np.uint8(128)

@@ -42,6 +42,7 @@ def node_table(
     """The nodes of a table's rows, and others without a row. Raises: TFGNNError for a repeated
     id."""
     row = {id: r for r, id in enumerate(ids)}
+    # Find the first repeated id for the error.
     if len(row) < len(ids):
         first: dict[bytes, int] = {}
         for r, id in enumerate(ids):
@@ -155,6 +156,7 @@ def edge_order(
     Edges that are equal in all of these are interchangeable. contents: returns features of edges as
     bytes; None if there are none. Returns: int64[E].
     """
+    # `np.lexsort` takes its last key as the first criterion.
     keys = [key for key in (weight_E, target_E, time_E, source_E) if key is not None]
     order = np.lexsort(keys)
     if contents is None or len(order) < 2:
@@ -167,6 +169,7 @@ def edge_order(
         same &= sorted_key[1:] == sorted_key[:-1]
     tied = np.flatnonzero(np.concatenate([[False], same]) | np.concatenate([same, [False]]))
     if len(tied):
+        # Number the groups of equal keys, and sort each group by the bytes of its features.
         begins = ~np.concatenate([[False], same])[tied]
         group = np.cumsum(begins).tolist()
         edges = order[tied].tolist()
@@ -196,6 +199,7 @@ def adjacency(
     """
     check_weights(weight_E, location)
 
+    # Only edges with equal keys need their features: in a log they are read from disk.
     def contents(edges: list[int]) -> list[bytes]:
         rows = np.array(edges, np.int64) if row_E is None else row_E[edges]
         values = take(features, rows) if read is None else read(rows)

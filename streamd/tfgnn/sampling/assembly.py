@@ -51,6 +51,7 @@ def schema_of_samples(
     ):
         for name, one in sets.items():
             of_samples[name].CopyFrom(one)
+            # File names and references to the context belong to the tables.
             of_samples[name].ClearField("metadata")
             of_samples[name].ClearField("context")
     for name, one in schema.node_sets.items():
@@ -81,6 +82,7 @@ class Assembler:
     def records(self, found: Found) -> Iterator[bytes]:
         """Yield the record of each sample, in order."""
         seeds, names = found.seeds, found.seeds.sample_ids
+        # A seed without a row may be missing in the graph; -1 equals no node.
         number = self._graph.node_sets[self._seed_set].number
         seed_S = np.array([number.get(id, -1) for id in seeds.seed_ids], np.int64)
         first = {self._seed_set: seed_S}
@@ -121,6 +123,7 @@ class Body:
         for name, node_set in sorted(schema.node_sets.items()):
             sample_N, node_N = nodes.get(name, (NONE, NONE))
             if name in first:
+                # The seed comes first, then the other nodes by number.
                 order = np.lexsort((node_N, node_N != first[name][sample_N], sample_N))
                 sample_N, node_N = sample_N[order], node_N[order]
             bounds = np.searchsorted(sample_N, samples)
@@ -172,6 +175,7 @@ class Body:
         sample_E, edge_E = edges[name]
         source = self.indices[edge_set.source].of(sample_E, table.source_E[edge_E])
         target = self.indices[edge_set.target].of(sample_E, table.target_E[edge_E])
+        # Parallel edges stay in `edge_order`, which their numbers follow.
         order = np.lexsort((edge_E, target, source, sample_E))
         bounds = np.searchsorted(sample_E[order], samples)
         features = self._graph.edge_features(name, edge_E[order])
@@ -212,6 +216,7 @@ def _split(features: Values, bounds: Array) -> list[Values]:
             for part, (a, b) in zip(parts, spans, strict=True):
                 part[name] = value[a:b]
             continue
+        # Cut the flat values of a ragged feature at the sums of its row lengths.
         lengths = value.row_lengths[0]
         starts = np.concatenate([[0], np.cumsum(lengths)])[bounds].tolist()
         for i, (part, (a, b)) in enumerate(zip(parts, spans, strict=True)):

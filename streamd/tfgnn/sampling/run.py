@@ -83,6 +83,7 @@ class TableRun(Run):
         """The state for the marker: the request, and a checksum of it with the sizes and times of
         all input files and the features of the samples."""
         files = [self.schema_path]
+        # The schema, and all tables that the run reads.
         for names, sets in zip(
             needed_sets(self.schema, self.spec, self.aggregation),
             (self.schema.node_sets, self.schema.edge_sets),
@@ -131,6 +132,7 @@ def plan_run(
         seed=seed,
         processes=processes,
     )
+    # Refuse a missing table or schema now, not after the first tables were read.
     for name in needed_sets(schema, spec, aggregation)[1]:
         table_of(name, schema.edge_sets[name], run.base)
     if seeds is None and is_latent(schema.node_sets[seed_set(spec)]):
@@ -161,13 +163,16 @@ def sample_tables(
     Returns: the number of samples in all shards, and the number in shards that existed before.
     Raises: TFGNNError.
     """
+    # 1. Check existing shards, and write the marker.
     marker = Marker(run.output, run.state())
     with marker.begin() as done:
         seeds, timed = (None, False) if run.seeds is None else load_seeds(run.seeds)
         ids = [] if seeds is None else seeds.seed_ids
         read = read_tables(run.base, progress)
         graph = load_graph(run.schema, run.spec, read, seed_ids=ids, aggregation=run.aggregation)
+        # 2. The missing shards. 3. The schema of the samples.
         counts = sample_graph(run, graph, seeds, timed, done, progress)
+        # 4. Count all records, and remove the marker.
         marker.end(counts[0])
     return counts
 
@@ -192,6 +197,7 @@ def sample_graph(
         missing = {id for id in seeds.seed_ids if nodes.row_N[nodes.number[id]] < 0}
         if missing:
             warn_missing(start, True, len(missing), shown_id(min(missing)))
+    # Nodes that only edges name have no row, and are no seeds.
     if seeds is None:
         seeds = every_node(id for id, row in zip(nodes.ids, nodes.row_N, strict=True) if row >= 0)
     sampler = Sampler(
@@ -271,6 +277,7 @@ class Marker:
         shards of another run, or of a finished run.
         """
         there = {path for path in shard_paths(self._output) if path.exists()}
+        # Existing shards must be of this run.
         if there and self.read_unfinished(self._output) != self._state:
             raise TFGNNError(
                 f"{min(there)} already exists, from another run or a finished one.",
@@ -288,6 +295,7 @@ class Marker:
         try:
             yield there
         except BaseException:
+            # Without a shard there is nothing to resume.
             if not any(path.exists() for path in shard_paths(self._output)):
                 mark.unlink(missing_ok=True)
                 if is_new and not any(folder.iterdir()):

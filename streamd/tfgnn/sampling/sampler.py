@@ -148,6 +148,7 @@ class Sampler:
             if op.strategy in (TOP_K, RANDOM_WEIGHTED) and sets[op.edge_set_name].weight:
                 edges = graph.edge_sets[op.edge_set_name]
                 getattr(edges, "top_E" if op.strategy == TOP_K else "sum_E")
+        # The buffer that draws need: a byte for each edge of the node with the most edges.
         most = max((edges.most for edges in graph.edge_sets.values()), default=0)
         self._taken = np.zeros(most, np.uint8)
 
@@ -164,6 +165,7 @@ class Sampler:
     def walk(self, starts: Starts) -> tuple[Pairs, Pairs]:
         """The distinct nodes and edges of some samples."""
         hash_S, until_S = starts.hash_S, starts.until_S
+        # The nodes in which each operation ended, by their set: inputs of later operations.
         ends = {seed_of(self._spec).op_name: dict(starts.nodes)}
         visited: dict[str, list[tuple[Array, Array]]] = {
             name: [pairs] for name, pairs in starts.nodes.items()
@@ -185,6 +187,7 @@ class Sampler:
             ends[op.op_name] = {one.target: pairs}
             visited.setdefault(one.target, []).append(pairs)
 
+        # Remove nodes without a row only now: operations continue through them.
         nodes = {name: self._unique(name, found) for name, found in visited.items()}
         nodes = {name: self._with_rows(name, *found) for name, found in nodes.items()}
         between = self._between if self._aggregation == "node" else self._of_walk
@@ -220,6 +223,7 @@ class Sampler:
         for name, pairs in walked.items():
             edges = self._graph.edge_sets[name]
             count = len(edges.target_E)
+            # Each edge once, although several operations may have taken it.
             joined = np.unique(np.concatenate([s * count + e for s, e in pairs]))
             sample_E, edge_E = _split(joined, count)
             one = self._schema.edge_sets[name]
@@ -241,6 +245,8 @@ class Sampler:
             sample_R, node_R = nodes.get(one.source, (NONE, NONE))
             num_R = before(edges, node_R, until_S[sample_R])
             sample_E = np.repeat(sample_R, num_R)
+            # A node's edges are in time order, so those before the sample's time are the first
+            # `num_R`.
             first = np.repeat(edges.start_N[node_R], num_R)
             edge_E = first + np.arange(len(first)) - np.repeat(np.cumsum(num_R) - num_R, num_R)
             keep = self._is_in(nodes, one.target, sample_E, edges.target_E[edge_E])
@@ -257,6 +263,7 @@ class Sampler:
         """Whether each sample has a given node."""
         if node_set not in nodes or not len(nodes[node_set][0]):
             return np.zeros(len(sample), bool)
+        # The pairs of `nodes` are ascending, so a binary search finds each.
         have = self._join_pairs(node_set, *nodes[node_set])
         want = self._join_pairs(node_set, sample, node)
         location = np.minimum(np.searchsorted(have, want), len(have) - 1)
@@ -294,6 +301,7 @@ def walk(
     each. key_R: of `draw_keys`. taken: as in `draw_edges`."""
     strategy: int = op.strategy
     count_R = before(edges, node_R, until_R)
+    # Arrays that the strategy does not use are empty.
     weights, sums, top = NO_FLOATS, NO_SUMS, NONE
     if strategy == TOP_K and edges.weight_E is None:
         # With equal weights, TOP_K takes the last edges in order.

@@ -145,6 +145,7 @@ def check_schema(schema: GraphSchema, where: str = "the schema") -> None:
             _check_feature(kind, feature_name, feature, f"{location}, feature {feature_name!r}")
         if kind == "context":
             continue
+        # A set may name features of the context.
         for reference in one.context:
             if reference not in schema.context.features:
                 raise _schema_error(
@@ -191,6 +192,7 @@ def _check_feature(kind: str, name: str, feature: Feature, location: str) -> Non
     if size >= 2**31:
         raise _schema_error(f"{location}: the dims {shape} make {size} values an item")
     ragged = ragged_dims(shape)
+    # A record would have no value from which to count the rows of the ragged dim.
     if ragged and 0 in shape[: ragged[-1]]:
         raise _schema_error(f"{location} has a dim of 0 before a ragged one, which hides its rows")
     if any(dim.name for dim in feature.shape.dim) and not feature.description:

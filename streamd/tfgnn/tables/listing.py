@@ -52,6 +52,7 @@ def lines_of(
     set_name: the set whose table it is. Raises: TFGNNError, after the lines before the error.
     """
     found = 0
+    # The lines of skipped records are never computed.
     for item in islice(_items(path, part, schema, set_name), part.skip, part.skip + part.count):
         found += 1
         yield from item
@@ -77,6 +78,7 @@ def _set_of(schema: GraphSchema, name: str) -> Set:
     TFGNNError."""
     kinds = {"node set": "nodes/", "edge set": "edges/", "context": "context"}
     sets = {f"{kinds[kind]}{its}": one for kind, its, one in all_sets(schema)}
+    # A name with its kind, or a name that only one set has.
     found = {k: one for k, one in sets.items() if name in (k, k.partition("/")[2])}
     if len(found) != 1:
         names = ", ".join(list(found or sets)[:20])
@@ -107,6 +109,7 @@ def _record(
         return
     graph = codec.decode(record, where)
     yield from _graph(graph, codec.schema, part)
+    # A row of a table decodes to a graph without nodes and edges: explain why nothing is shown.
     sizes = [one.sizes_C for one in graph.node_sets.values()]
     sizes += [one.sizes_C for one in graph.edge_sets.values()]
     if not any(int(sizes_C.sum()) for sizes_C in sizes):
@@ -134,6 +137,7 @@ def _graph(graph: GraphTensor, schema: GraphSchema, part: Part) -> Iterator[str]
     """Yield the lines of a graph: each set with its size, and its first items with features."""
     if graph.context:
         yield "  context"
+        # Every set has one size per component; a graph without node sets has one component.
         num = next((len(one.sizes_C) for one in graph.node_sets.values()), 1)
         yield from _set_items(graph.context, num, part, [""] * min(num, part.values))
     for name, nodes in graph.node_sets.items():
