@@ -109,6 +109,7 @@ def ended_by_signals(stop: threading.Event) -> Iterator[None]:
     earlier signal, which ends the process too."""
     handlers = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
+        # A signal may have come before the handlers were replaced.
         if stop.is_set():
             sys.exit(0)
         yield
@@ -137,6 +138,7 @@ def num_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     container's quota, rounded up. quota: file of the control group, version 2."""
     cpus = len(os.sched_getaffinity(0))
     try:
+        # Microseconds of CPU time per period, or "max" without a limit.
         most, period = quota.read_text().split()
     except (OSError, ValueError):
         return cpus

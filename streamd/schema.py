@@ -75,6 +75,7 @@ class Schema:
     @classmethod
     def restored(cls, fields: Mapping[str, Any]) -> "Schema":
         """Decode the result of `fields`."""
+        # Older releases did not write all of these fields.
         rest = dict(fields)
         nodes = tuple(NodeSet(**_with_features(s)) for s in rest.pop("node_sets", ()))
         edges = tuple(EdgeSet(**_with_features(s)) for s in rest.pop("edge_sets", ()))
@@ -143,6 +144,7 @@ class Schema:
         """Number of the edge set of each row of edge features: int64[E]."""
         if self.num_edge_sets == 1:
             return np.zeros(len(rows_ED), np.int64)
+        # The first columns are the one-hot of the set.
         numbers: NDArray[np.int64] = rows_ED[:, : self.num_edge_sets].argmax(1).astype(np.int64)
         return numbers
 
@@ -188,6 +190,7 @@ def _row_dim(sets: Sets) -> int:
 def _columns(sets: Sets, number: int, dim: int) -> slice:
     if not sets:
         return slice(0, dim)
+    # After the one-hot, if there is one, and after the features of the sets before.
     start = sum(s.feature_dim for s in sets[:number]) + (len(sets) if len(sets) > 1 else 0)
     return slice(start, start + sets[number].feature_dim)
 
@@ -195,9 +198,11 @@ def _columns(sets: Sets, number: int, dim: int) -> slice:
 def _rows(
     features: NDArray[np.float32], columns: slice, number: int, sets: Sets, dim: int
 ) -> NDArray[np.float32]:
+    # A single set has no one-hot, and no columns of other sets.
     if len(sets) <= 1:
         return features
     rows = np.zeros((len(features), dim), np.float32)
+    # The one-hot of the set, then its features; the columns of other sets stay 0.
     rows[:, number] = 1.0
     rows[:, columns] = features
     return rows

@@ -84,6 +84,7 @@ def _check_sets(kind: str, old: Sequence[Set], new: Sequence[Set]) -> None:
             same = _layout(before.features) == _layout(now.features[: len(before.features)])
             same = same and (before.feature_dim == now.feature_dim or _are_named(now))
         if not same:
+            # Name the setting that determines the width of an undeclared set.
             if now.name == DEFAULT_SET and not now.features:
                 where = f"stream.{kind}_feature_dim, the width of {where},"
             raise SchemaError(
@@ -121,6 +122,7 @@ def node_places(old: Schema, new: Schema) -> NDArray[np.int64]:
 
 
 def _places(old: Sequence[Set], new: Sequence[Set]) -> NDArray[np.int64]:
+    # New sets come after the old ones, so the columns of the one-hot stay the first ones.
     one_hot = list(range(len(old))) if len(old) > 1 else []
     start = len(new) if len(new) > 1 else 0
     places = one_hot

@@ -158,11 +158,13 @@ def write_folder_durably(
                 link_or_copy(data.path, scratch / name, disk)
             else:
                 _write(scratch / name, data, disk)
+        # 2. and 3. Make the names durable, then rename.
         disk.sync_folder(scratch)
         disk.replace(scratch, path)
     except OSError:
         disk.remove_folder(scratch)
         raise
+    # 4. Make the rename durable.
     disk.sync_folder(path.parent)
 
 
@@ -173,6 +175,7 @@ def link_or_copy(old: Path, new: Path, disk: Disk = DISK) -> None:
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
+        # The volume has no links: copy the file.
         fd = disk.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             with old.open("rb") as file:
@@ -205,6 +208,7 @@ class FileWithHoles:
         first = -self.num_bytes % HOLE_BYTES or HOLE_BYTES
         unwritten = at = 0
         for end in (*range(first, len(piece), HOLE_BYTES), len(piece)):
+            # A block of zeros: write the data before it, and leave a hole.
             if piece[at:end] == bytes(end - at):
                 self._write(piece[unwritten:at], self.num_bytes + unwritten)
                 unwritten = end
@@ -225,6 +229,7 @@ class FileWithHoles:
 
     def finish(self) -> None:
         """Make the file durable, with a hole at its end if there is one."""
+        # A hole at the end has not changed the size yet.
         self._disk.truncate(self.fd, self.num_bytes)
         self._disk.sync(self.fd)
 
@@ -259,6 +264,7 @@ def append_durably(path: Path, line: bytes, disk: Disk = DISK) -> int:
 def _end_of_lines(fd: int) -> int:
     """Size of a file up to the end of its last complete line, in bytes."""
     at = os.fstat(fd).st_size
+    # Search backwards in pieces: the file may be large.
     while at:
         first = max(0, at - TAIL_BYTES)
         line_end = os.pread(fd, at - first, first).rfind(b"\n")

@@ -131,6 +131,7 @@ def map_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """
     metadata = metadata_of(path)
     try:
+        # Mode "c" is copy-on-write: writes stay in this process.
         whole = np.memmap(path, np.uint8, "c").view(np.ndarray)
         (length,) = struct.unpack("<Q", whole[:8].tobytes())
         header = msgspec.json.decode(whole[8 : 8 + length].tobytes())
@@ -242,6 +243,7 @@ def _read(file: Any, name: str, allocate: Allocate) -> NDArray[Any]:
     rows = file.get_slice(name)
     shape = tuple(rows.get_shape())
     array = allocate(name, np.dtype(DTYPES[rows.get_dtype()]), shape)
+    # Scalars and empty arrays have no rows to slice.
     if not shape or not array.size:
         array[...] = file.get_tensor(name)
         return array

@@ -56,6 +56,7 @@ class Encoder:
         self._types = its.features
         self.left_out = [n for n in sorted(its.features) if n not in one.features and n not in own]
         self._takes_weights = kind == "edge set" and any(n in one.features for n in WEIGHTS)
+        # Each declared feature needs a column of a fitting type, or a value for missing ones.
         for name, declared in one.features.items():
             if name in its.features:
                 is_hash = name in told and told[name].hash is not None

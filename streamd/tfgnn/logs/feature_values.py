@@ -35,6 +35,7 @@ def to_columns(one: DeclaredSet, values_RD: Float32, location: Location) -> dict
 
 def _of_one_hot(name: str, declared: FeatureSettings, part: Float32, location: Location) -> Array:
     """Texts or bucket numbers of one-hot rows, or rows of zeros. Raises: TFGNNError."""
+    # A one-hot row has a single 1; a row of zeros means an absent value.
     count_R = (part != 0).sum(1)
     index_R: Array = part.argmax(1)
     is_one = part[np.arange(len(part)), index_R] == 1

@@ -87,6 +87,7 @@ def _node_table(rows: LogRows, name: str, others: Iterable[bytes]) -> NodeTable:
     nodes = rows.nodes_of(name)
     table = node_table(rows.ids(nodes).tolist(), set(others), {}, "node {}".format)
     has = table.row_N >= 0
+    # `row_N` has indices of `nodes` so far; features are read by ids of the log.
     table.row_N[has] = nodes[table.row_N[has]]
     return table
 
@@ -104,6 +105,7 @@ def _edges(
         done = int(event_E[-1]) + 1 if len(event_E) else begin
         progress(f"reading {name}", done - begin, rows.cut.edge - begin)
     event_E, src_E, dst_E, time_E = (np.concatenate(column) for column in zip(*parts, strict=True))
+    # Without edges, an empty array shows whether the set has weights.
     if not weights:
         return event_E, src_E, dst_E, time_E, rows.edge_weights(name, none, none)
     found = [weight for weight in weights if weight is not None]

@@ -70,6 +70,7 @@ class LogCut:
                     f"The log in {log.data_dir} is not the one that the run began with.",
                     "remove its shards and run it again.",
                 )
+        # A delete changes samples of finished shards, and dropped events cannot be read again.
         changes = {
             "deletes": log.deletions.count - self.num_deletes,
             "events dropped by retention": log.first_edge - self.first_edge,
@@ -161,6 +162,7 @@ class LogRows:
 
     def first_events_at(self, until_X: Int64) -> Int64:
         """For each time in microseconds, the id of the first event at or after it: int64[X]."""
+        # Search each distinct time once.
         times, inverse = np.unique(until_X, return_inverse=True)
         first_U = np.minimum(self.log.lower_bounds(times), self.cut.edge)
         return np.where(times == ENDLESS, ENDLESS, first_U)[inverse]
@@ -181,6 +183,7 @@ class LogRows:
     ) -> Iterator[Rows]:
         """Yield the table of a node set, with the features before the cut."""
         nodes = self.nodes_of(name)
+        # At least one block, so that a table without rows has a header.
         for a in range(0, max(len(nodes), 1), NODES):
             some = nodes[a : a + NODES]
             ids = self.ids(some)
@@ -232,6 +235,8 @@ def first_sights(log: LogReader, cut: int, node_U: Int64, event_U: Int64) -> tup
     counts[0] = np.where(log.deletions.is_gone(node_U), 0, counts[0])
     for a, b in parts_of(log.first_edge, cut):
         src, dst, _ = log.edges(a, b)
+        # Ids ascend in order of first events, so the largest id so far gives the number of known
+        # nodes.
         num_E = np.where(log.deletions.hides(a, src, dst), 0, np.maximum(src, dst) + 1)
         known_E = np.maximum.accumulate(num_E)
         grows = np.flatnonzero((np.diff(known_E, prepend=0) > 0) & (known_E > most))

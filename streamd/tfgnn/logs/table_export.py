@@ -80,6 +80,7 @@ def export_tables(
             one.metadata.filename = filename
             return int(one.metadata.cardinality)
 
+        # 1. The tables.
         for name, node_set in sorted(schema.node_sets.items()):
             done = report(f"nodes {name}", len(rows.nodes_of(name)))
             num_nodes += write(f"nodes/{name}.{end}", node_set, rows.node_rows(name, done))
@@ -95,6 +96,7 @@ def export_tables(
         if (forward := note(one, REVERSE_OF)) is not None:
             its = schema.edge_sets[forward].metadata
             one.metadata.filename, one.metadata.cardinality = its.filename, its.cardinality
+    # 2. The schema.
     write_durably(folder / SCHEMA_NAME, schema_text(schema).encode())
     return Written(num_nodes=num_nodes, num_edges=num_edges)
 

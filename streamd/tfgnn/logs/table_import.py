@@ -28,6 +28,7 @@ def append_tables(
         settings, clock, "The tables", location_of=tables.location_of, find_other_unit=find_unit
     ) as loader:
         first = tables.first_us
+        # Late rows would get the log's newest time instead of their own.
         if first is not None and first < loader.watermark:
             raise StreamdError(
                 f"The tables begin at {utc(first)}, before the log's time of "
@@ -68,6 +69,7 @@ def checked_events(settings: Settings, tables: TableEvents, clock: Clock) -> Ite
     while batch := list(itertools.islice(events, RECORDS)):
         records = [FileRow(offset=e.row, value=e.value) for e in batch]
         _, rejected = decoder.decode(records, 0, clock.now_us(), "")
+        # No event of a batch is sent if ingest would refuse one of them.
         for r in rejected:
             raise SettingsError(
                 f"{tables.location_of(r.offset)}: {r.error} ({r.reason}).",

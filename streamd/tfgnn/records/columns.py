@@ -67,6 +67,7 @@ class ColumnReader:
         state_R = np.empty(len(start_R), np.uint8)
         names = (self._text, self._name_K, self._want_K)
         found = (kind_RK, start_RK, end_RK, count_RK, state_R)
+        # One pass of the kernel reads the records in the usual form.
         slow, wrong = scan_examples(array, start_R, end_R, *names, *found)
         if slow:
             # Append the rewritten records to the data.
@@ -96,6 +97,7 @@ class ColumnReader:
         count_RK: Array,
     ) -> list[Column]:
         """The columns of the lists that `scan_examples` has found."""
+        # A single record, as in `Codec.decode`, needs no sum.
         totals = (count_RK[0] if len(count_RK) == 1 else count_RK.sum(axis=0)).tolist()
         kinds = self._kinds
         sizes = {INT64: 0, FLOAT: 0, BYTES: 0}
@@ -116,6 +118,7 @@ class ColumnReader:
             text_start,
             text_end,
         )
+        # The kernel writes numbers, but only the bounds of strings.
         texts = np.empty(sizes[BYTES], object)
         if len(texts):
             spans = zip(text_start.tolist(), text_end.tolist(), strict=True)

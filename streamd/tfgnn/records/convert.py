@@ -114,6 +114,7 @@ def _attributes(values: Values) -> list[tuple[str, Any]]:
     for name, value in values.items():
         found.append((name, _attribute(value.values if isinstance(value, Ragged) else value)))
         if isinstance(value, Ragged):
+            # The names of row lengths count the dims from 1, as keys of records do.
             dims = [i for i, size in enumerate(value.shape, 1) if size is None]
             for dim, row_lengths in zip(dims, value.row_lengths, strict=True):
                 found.append((f"{name}.d{dim}", _to_tensor(row_lengths)))
@@ -147,6 +148,7 @@ def _features(store: Any, features: Features, start: str, location: str) -> dict
 def _of_strings(values: list[Any], shape: Shape) -> NDArray[Any]:
     """Convert a list of bytes to an array. shape: of the feature."""
     last = max(ragged_dims(shape), default=0)
+    # Filled item by item: `np.array` would guess the dims from nested lists.
     array = np.empty((len(values), *(size or 0 for size in shape[last:])), object)
     for i, value in enumerate(values):
         array[i] = value

@@ -149,6 +149,7 @@ class _Batch:
         """Number of items of each record, int64[R]."""
         if self._num_components_R is None:
             self._num_components_R = sizes.count_R
+        # Records without a size, or with another number of components, are decoded one by one.
         if not np.array_equal(sizes.count_R, self._num_components_R) or not sizes.count_R.all():
             raise _Unusual
         return _sums(sizes.values, sizes.count_R)
@@ -160,6 +161,7 @@ class _Batch:
         nodes_E = np.repeat(num_nodes_R, num_R)
         if ((end.values < 0) | (end.values >= nodes_E)).any():
             raise _Unusual
+        # The nodes of a record come after those of the records before it.
         before_R = np.cumsum(num_nodes_R) - num_nodes_R
         indices: Array = end.values + np.repeat(before_R, num_R)
         return indices
@@ -203,6 +205,7 @@ def _value(keys: FeatureKeys, columns: list[Column], num_R: Array) -> Value:
 def _sums(values: Array, count_R: Array) -> Array:
     """The sum of the values of each record, int64[R]. Raises: _Unusual for a negative or too large
     value."""
+    # The product bounds the sum, which could overflow.
     if len(values) and (int(values.min()) < 0 or int(values.max()) * len(values) > MAX_ITEMS):
         raise _Unusual
     ends = np.cumsum(np.concatenate([[0], values]))

@@ -43,6 +43,7 @@ def shard_count(path: Path) -> int | None:
     found = _SHARDED.fullmatch(path.name)
     if found is None:
         return None
+    # Nine digits are out of range already, and take no time to parse.
     count = int(found["count"][:9])
     if not 1 <= count <= MAX_SHARDS:
         raise TFGNNError(f"{path} has {found['count'][:9]} shards.", f"use 1 to {MAX_SHARDS}.")
@@ -128,6 +129,7 @@ def _check_whole(files: list[Path], path: Path) -> None:
                 f"{path} matches shards of {counts[0]} and of {counts[1]} files of {base + end!r}.",
                 f"name those of one, as {base}@{counts[0]}{end}.",
             )
+        # Each number from 0 to N - 1 must be there once.
         numbers = sorted(number for _, number in found)
         if numbers == list(range(len(numbers))) and len(numbers) == counts[0]:
             continue

@@ -49,6 +49,7 @@ def ragged(feature: Feature, rows: Sequence[Any]) -> Ragged:
     shape = shape_of(feature)
     last = ragged_dims(shape)[-1]
     for size in shape[:last]:
+        # Flatten one dim: store the lengths of its rows, or check them.
         counts = [len(row) for row in level]
         if size is None:
             lengths.append(np.array(counts, np.int64))

@@ -94,6 +94,7 @@ def _by_processes(missing: dict[Path, Samples], draw: Draw, processes: int) -> I
         while waiting:
             finished, waiting = wait(waiting, LOOK_SECONDS)
             for future in finished:
+                # This raises the error of a process that failed.
                 future.result()
             yield made.value
     except BrokenProcessPool as error:

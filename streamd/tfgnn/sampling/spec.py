@@ -43,6 +43,7 @@ def check_spec(
         raise _spec_error(f"{where}: the seed {seed.op_name!r} has no node_set_name")
     seed_set = READOUT if is_link else seed.node_set_name
     if schema is not None:
+        # Link seeds need the readout with its two edge sets.
         needed = (f"{READOUT}/source", f"{READOUT}/target") if is_link else ()
         _in_schema(schema.node_sets, seed_set, "node set", f"{where}: {seed.op_name!r}")
         for edge_set in needed:
@@ -76,6 +77,7 @@ def _check_walk(
     sets, name = advice.schema.edge_sets, op.edge_set_name
     starts = {i: end for i in op.input_op_names if (end := ends[i]) is not None}
     if name not in sets:
+        # The sources of later operations show in which node set the missing edge set should end.
         later = [o for o in spec.sampling_ops if op.op_name in o.input_op_names]
         wanted = {sets[o.edge_set_name].source for o in later if o.edge_set_name in sets}
         action = advice.of_missing(name, next(iter(starts.values()), None), wanted)

@@ -49,6 +49,7 @@ def table_of(name: str, one: Any, base: Path) -> Path:
     path = table_path(one, base)
     if path is None:
         raise TFGNNError(f"Edge set {name!r} has no table.", "name its file in the schema.")
+    # Refuse a missing file or shard before anything is read.
     find_files(path)
     return path
 
@@ -99,6 +100,7 @@ def load_graph(
     others: dict[str, set[bytes]] = {name: set() for name in node_names}
     others[seed_set(spec)].update(seed_ids)
     tables = {}
+    # Edges first: edges and seeds may name nodes without a row.
     for name in edge_names:
         one = schema.edge_sets[name]
         tables[name] = Columns(one, list(read(name, one)))
@@ -108,6 +110,7 @@ def load_graph(
     nodes, latent = {}, set()
     for name in node_names:
         node_set = schema.node_sets[name]
+        # The nodes of a latent set are those that edges and seeds name.
         if is_latent(node_set):
             check_latent(name, node_set.features)
             latent.add(name)
@@ -117,6 +120,7 @@ def load_graph(
         nodes[name] = node_table(table.ids, others.pop(name), table.features, table.location)
 
     edge_sets = {}
+    # `pop` frees the ids of each table once its edges are numbered.
     for name in edge_names:
         one, table = schema.edge_sets[name], tables.pop(name)
         source_E = numbers(nodes[one.source], table.source)
