@@ -64,21 +64,21 @@ def rows(
     The first of the two covers all events of these windows, the second those with a known
     destination.
     """
-    # Join the live scores of each window with those of the twins.
+    # Join the live scores of each window with those of the baselines.
     half_life = best_half_life(windows, int(0.2 * num_events), cut)
-    twins = {w.window.first_edge: w for w in windows}
+    baselines = {w.window.first_edge: w for w in windows}
     days: dict[int, list[Part]] = {}
     for record in records:
-        twin = twins.get(record.first_edge)
-        if not record.num_scored or twin is None:
+        baseline = baselines.get(record.first_edge)
+        if not record.num_scored or baseline is None:
             continue
         scores = {
             "live": record.scores["live"],
-            "popularity": twin.scores[f"popularity_{half_life}"],
-            **twin.scores,
+            "popularity": baseline.scores[f"popularity_{half_life}"],
+            **baseline.scores,
         }
         part = Part(
-            record.first_edge, record.num_scored, record.num_known, scores, twin.nightly_learned
+            record.first_edge, record.num_scored, record.num_known, scores, baseline.nightly_learned
         )
         days.setdefault(record.start_us // DAY_US, []).append(part)
 

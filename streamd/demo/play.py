@@ -36,7 +36,7 @@ from streamd.training.learning_settings import LearningSettings
 from streamd.windows.history import HistoryReader
 
 if TYPE_CHECKING:
-    from streamd.demo.twins import Twins
+    from streamd.demo.baselines import Baselines
 
 TOPIC = "demo"
 PARTITIONS = 4
@@ -239,7 +239,7 @@ def _run(
     # The month is moved to end last midnight: the page shows recent dates, and none in the future.
     midnight = int(time.time()) // DAY * DAY
     player = Player(stream, log, kafka, rate, days, lambda: len(counter.refresh()), midnight)
-    twins: Twins | None = None
+    baselines: Baselines | None = None
     begun = time.monotonic()
     player.start()
     console.print(
@@ -251,10 +251,10 @@ def _run(
         with display(console) as show:
             while not player.status.done.wait(POLL_SECONDS) or not _has_caught_up(watch, player):
                 show(watch, player, begun)
-                _check_running(daemon, player, twins)
+                _check_running(daemon, player, baselines)
                 # Start the comparisons after the first window: before, the daemon needs the cores.
-                if end and twins is None and watch.num_windows():
-                    twins = _start_twins(settings, player.status.total, cold)
+                if end and baselines is None and watch.num_windows():
+                    baselines = _start_baselines(settings, player.status.total, cold)
                 _check_settles(player, settings.data_dir)
             learned = time.monotonic()
             show(watch, player, begun)
@@ -269,40 +269,46 @@ def _run(
                 return 0
 
         # Wait for the comparisons, print the table, and check the end state.
-        _check_running(daemon, player, twins)
-        twins = twins or _start_twins(settings, player.status.total, cold)
-        check = partial(_check_running, daemon, player, twins)
-        await_twins(twins, watch.num_windows(), player.status.total, console, check)
-        return _finish(stream, settings.data_dir, watch, player, twins, learned - begun, console)
+        _check_running(daemon, player, baselines)
+        baselines = baselines or _start_baselines(settings, player.status.total, cold)
+        check = partial(_check_running, daemon, player, baselines)
+        await_baselines(baselines, watch.num_windows(), player.status.total, console, check)
+        return _finish(
+            stream, settings.data_dir, watch, player, baselines, learned - begun, console
+        )
     finally:
         player.stop()
-        if twins is not None:
-            twins.stop()
+        if baselines is not None:
+            baselines.stop()
 
 
-def _start_twins(settings: Settings, num_events: int, cold: bool) -> "Twins":
+def _start_baselines(settings: Settings, num_events: int, cold: bool) -> "Baselines":
     """Start the comparisons. Imported here, since their imports take seconds."""
-    from streamd.demo.twins import Twins
+    from streamd.demo.baselines import Baselines
     from streamd.gpu import choose_device
 
     learning = LearningSettings.of(settings, choose_device(settings.device))
-    twins = Twins(settings.data_dir, learning, num_events, cold)
-    twins.start()
-    return twins
+    baselines = Baselines(settings.data_dir, learning, num_events, cold)
+    baselines.start()
+    return baselines
 
 
-def await_twins(
-    twins: "Twins", num_windows: int, num_events: int, console: Console, check: Callable[[], None]
+def await_baselines(
+    baselines: "Baselines",
+    num_windows: int,
+    num_events: int,
+    console: Console,
+    check: Callable[[], None],
 ) -> None:
     """Wait until the compared models have scored all windows. check: raises DemoError if this has
     become impossible."""
     with ProgressLine(console, "") as line:
-        line.begin(COMPARISONS, done=twins.edge)
-        while len(twins.windows) < num_windows:
-            line.at(twins.edge, num_events)
+        line.begin(COMPARISONS, done=baselines.edge)
+        while len(baselines.windows) < num_windows:
+            line.at(baselines.edge, num_events)
             check()
             time.sleep(POLL_SECONDS)
-        line.at(twins.edge, num_events)
+        line.at(baselines.edge, num_events)
 
 
 def _has_caught_up(watch: RoleReader, player: Player) -> bool:
@@ -324,14 +330,16 @@ def _check_settles(player: Player, data_dir: Path) -> None:
         )
 
 
-def _check_running(daemon: subprocess.Popen[bytes], player: Player, twins: "Twins | None") -> None:
+def _check_running(
+    daemon: subprocess.Popen[bytes], player: Player, baselines: "Baselines | None"
+) -> None:
     """Check that the daemon runs, and that player and comparisons have not failed. Raises:
     DemoError."""
     if daemon.poll() is not None:
         raise DemoError(
             f"The daemon ended with status {daemon.returncode}.", "see the end of its log above."
         )
-    for part in (player.status.error, twins.error if twins else None):
+    for part in (player.status.error, baselines.error if baselines else None):
         if part is not None:
             raise DemoError(f"The demo failed: {type(part).__name__}: {part}") from part
 
@@ -341,7 +349,7 @@ def _finish(
     data_dir: Path,
     watch: RoleReader,
     player: Player,
-    twins: "Twins",
+    baselines: "Baselines",
     seconds: float,
     console: Console,
 ) -> int:
@@ -351,7 +359,7 @@ def _finish(
 
     # Scores of the live model and of the compared models.
     records = watch.history.refresh()
-    table_rows = rows(records, twins.windows, twins.cut, player.status.total)
+    table_rows = rows(records, baselines.windows, baselines.cut, player.status.total)
     width = console.width if console.is_terminal else max(console.width, WIDE)
     for table in render(table_rows, f"{stream.name}: prequential scores", width):
         Console(width=width).print(table)

@@ -149,9 +149,9 @@ class ReplayStore:
 
     def copy(self) -> "ReplayStore":
         """An independent copy of the store. It shares the chunks, which are immutable."""
-        twin = copy.copy(self)
-        twin._chunks = list(self._chunks)
-        return twin
+        copied = copy.copy(self)
+        copied._chunks = list(self._chunks)
+        return copied
 
     def offer(self, chunk: ReplayChunk) -> None:
         """Offer one more chunk. A full store either replaces a chunk by it or drops it."""

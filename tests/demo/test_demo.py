@@ -18,13 +18,13 @@ from rich.console import Console
 from streamd.clock import SystemClock
 from streamd.decode.decoder import make_decoder
 from streamd.demo import play
+from streamd.demo.baselines import Baselines
 from streamd.demo.broker import find_broker, free_port
 from streamd.demo.days_table import COLUMNS, Row, render, rows
 from streamd.demo.player import MAX_WINDOWS_IN_FLIGHT, Player
 from streamd.demo.role_reader import display, reason_to_wait
 from streamd.demo.standin import StandIn
 from streamd.demo.streams import DATA, DAY, STREAMS, find_stream
-from streamd.demo.twins import Twins
 from streamd.errors import DemoError
 from streamd.evaluation.regimes import RegimeWindow, best_half_life
 from streamd.eventlog.reader import LogReader
@@ -212,22 +212,22 @@ def test_twins_score_every_window_the_live_model_scores_and_frozen_equals_live_u
     write_log(tmp_path, *stream(900, hours=60), Schema(2, 0, 0), watermark=100 * HOUR)
     trainer, _, _ = make(tmp_path)
     records = process_all(trainer)
-    twins = Twins(tmp_path, learning(settings(tmp_path, stream__edge_feature_dim=2)), 900)
-    twins.start()
-    while len(twins.windows) < len(records) and twins.error is None:
+    baselines = Baselines(tmp_path, learning(settings(tmp_path, stream__edge_feature_dim=2)), 900)
+    baselines.start()
+    while len(baselines.windows) < len(records) and baselines.error is None:
         time.sleep(0.05)
-    twins.stop()
-    assert twins.error is None and len(twins.windows) == len(records) and twins.edge == records[-1].end_edge
-    for record, twin in zip(records, twins.windows, strict=True):
-        assert twin.num_scored == record.num_scored
+    baselines.stop()
+    assert baselines.error is None and len(baselines.windows) == len(records) and baselines.edge == records[-1].end_edge
+    for record, baseline in zip(records, baselines.windows, strict=True):
+        assert baseline.num_scored == record.num_scored
         if record.num_scored:
             for rule in ("rule", "edgebank"):
-                assert twin.scores[rule] == record.scores[rule], "the same negatives"
-            if record.end_edge <= twins.cut:
-                assert twin.scores["frozen"] == record.scores["live"], "the same learning, bit for bit"
-    table = rows(records, twins.windows, twins.cut, 900)
+                assert baseline.scores[rule] == record.scores[rule], "the same negatives"
+            if record.end_edge <= baselines.cut:
+                assert baseline.scores["frozen"] == record.scores["live"], "the same learning, bit for bit"
+    table = rows(records, baselines.windows, baselines.cut, 900)
     assert [r.label for r in table] == ["day 1", "day 2", "day 3", "after 270 events", "known before"]
-    late = [r for r in records if r.first_edge >= twins.cut]
+    late = [r for r in records if r.first_edge >= baselines.cut]
     want = np.average([r.scores["live"]["mrr"] for r in late], weights=[r.num_scored for r in late])
     assert abs(table[-2].means["live"][0] - want) < 1e-12
     known = np.average([r.scores["live"]["mrr_known"] for r in late], weights=[r.num_known for r in late])
@@ -243,13 +243,13 @@ def test_twins_score_every_window_the_live_model_scores_and_frozen_equals_live_u
 def test_waiting_for_the_twins_says_how_far_they_are_in_lines_that_are_not_wrapped(monkeypatch):
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     monkeypatch.setattr(play, "POLL_SECONDS", 0.0)
-    twins, out = SimpleNamespace(edge=300, windows=[0] * 3), io.StringIO()
+    baselines, out = SimpleNamespace(edge=300, windows=[0] * 3), io.StringIO()
 
     def check():
-        twins.edge += 100
-        twins.windows.append(0)
+        baselines.edge += 100
+        baselines.windows.append(0)
 
-    play.await_twins(twins, 10, 1000, Console(file=out, width=40), check)
+    play.await_baselines(baselines, 10, 1000, Console(file=out, width=40), check)
     shares = [int(n) for n in re.findall(r"^models to compare with .*: (\d+) %, [\d,]+ .*events", out.getvalue(), re.M)]
     assert shares == [*range(30, 101, 10), 100] and len(out.getvalue().splitlines()) == len(shares)
 
@@ -329,19 +329,19 @@ def test_before_the_first_window_the_demo_says_what_it_waits_for():
 
 
 def test_the_popularity_half_life_is_chosen_before_the_scored_part():
-    def twin(edge, best):
+    def baseline(edge, best):
         scores = {f"popularity_{h}": {"mrr": float(h == best), "ap": 0.0} for h in range(NUM_HALF_LIVES)}
         return RegimeWindow(window=Window(0, 1, edge, edge + 1), num_scored=1, num_known=1, scores=scores, seconds={})
 
-    assert best_half_life([twin(10, 0), twin(25, 4), twin(29, 4), twin(40, 1)], 20, 30) == 4
+    assert best_half_life([baseline(10, 0), baseline(25, 4), baseline(29, 4), baseline(40, 1)], 20, 30) == 4
     assert best_half_life([], 20, 30) == 2
 
 
 def test_a_window_without_scores_has_no_row():
     record = WindowRecord(start_us=0, end_us=10, first_edge=0, end_edge=5, num_scored=0, version="", scored_by="rule",
                           promoted=False, reason="", scores={}, loss=None, seconds={}, finished_at=0.0)
-    twin = RegimeWindow(window=Window(0, 10, 0, 5), num_scored=0, num_known=0, scores={}, seconds={})
-    assert rows([record], [twin], 0, 5) == []
+    baseline = RegimeWindow(window=Window(0, 10, 0, 5), num_scored=0, num_known=0, scores={}, seconds={})
+    assert rows([record], [baseline], 0, 5) == []
 
 
 def test_a_given_broker_that_does_not_answer_is_named_in_one_error():

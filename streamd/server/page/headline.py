@@ -115,7 +115,7 @@ def headline_of(records: Sequence[WindowRecord]) -> Headline | None:
     # The baseline scores a part of a window's events, so the model is compared with it over those
     # alone.
     beside = [r.scores["nightly"] for r in scored if "mrr_live" in r.scores.get("nightly", {})]
-    nightly, live_beside = _beside(beside)
+    nightly, live_beside = _means_with_live(beside)
 
     # The newest windows may have another best rule than all windows.
     rule_name, rule = best_rule(scored)
@@ -147,19 +147,21 @@ def headline_of(records: Sequence[WindowRecord]) -> Headline | None:
     )
 
 
-def _beside(twins: Sequence[Mapping[str, float]]) -> tuple[float | None, float | None]:
+def _means_with_live(
+    nightly_scores: Sequence[Mapping[str, float]],
+) -> tuple[float | None, float | None]:
     """Mean MRR of the nightly baseline, and of the version that served over the same events: those
     with a known destination, or all events in windows of older releases. None without events.
 
-    twins: the baseline's scores of each window that it scored.
+    nightly_scores: the baseline's scores of each window that it scored.
     """
     # Older releases wrote the baseline's figures over all events only.
     columns = (KNOWN, "mrr_live_known", "events_known")
-    known = [s for s in twins if set(columns) <= s.keys()]
+    known = [s for s in nightly_scores if set(columns) <= s.keys()]
     names = columns if known else ("mrr", "mrr_live", "events")
 
     # Each window is weighted by the number of events that its figures are over.
-    scored = [[s[name] for name in names] for s in known or twins]
+    scored = [[s[name] for name in names] for s in known or nightly_scores]
     num_events = sum(number for _, _, number in scored)
     if not num_events:
         return None, None

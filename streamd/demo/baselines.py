@@ -1,4 +1,4 @@
-"""The twins of the live model: the models that a user would have without live training.
+"""The baselines of the live model: the models that a user would have without live training.
 
 While the demo plays, they are scored on the same negatives in the demo's own process, on each
 window of the log once it is closed.
@@ -15,16 +15,16 @@ from streamd.training.learning_settings import LearningSettings
 from streamd.windows import next_window
 
 FROZEN_AFTER = 0.3
-"""Share of the events after which the frozen twin is no longer trained; the totals of the table
+"""Share of the events after which the frozen baseline is no longer trained; the totals of the table
 start there."""
 COLD_EVENTS = 300
 """Number of events after which it is no longer trained in a cold demo."""
-TWINS = ("nightly", "nightly_live", "frozen")
+BASELINES = ("nightly", "nightly_live", "frozen")
 
 
-class Twins:
-    """Scores the twins on its own thread, which owns them; `windows` has the results. Owner: the
-    demo."""
+class Baselines:
+    """Scores the baselines on its own thread, which owns them; `windows` has the results. Owner:
+    the demo."""
 
     def __init__(
         self, log_folder: Path, settings: LearningSettings, num_events: int, cold: bool = False
@@ -34,14 +34,14 @@ class Twins:
         self._log_folder = log_folder
         self._settings = settings
         self.cut = min(COLD_EVENTS, num_events) if cold else int(FROZEN_AFTER * num_events)
-        """Id of the event from which on the frozen twin is not trained, except for the rest of its
-        window."""
+        """Id of the event from which on the frozen baseline is not trained, except for the rest of
+        its window."""
         self._stop = threading.Event()
         self.windows: list[RegimeWindow] = []
         self.edge = 0
         """End of the scored windows: id of the first event after them."""
         self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="twins", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="baselines", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -66,7 +66,7 @@ class Twins:
         while (log := LogReader.open(self._log_folder)) is None or not log.num_edges:
             if self._stop.wait(0.05):
                 return
-        regimes = Regimes(self._settings, log, TWINS, self.cut)
+        regimes = Regimes(self._settings, log, BASELINES, self.cut)
         while not self._stop.is_set():
             log.refresh()
             # None: no further window is closed yet.
