@@ -38,15 +38,15 @@ class StaleView:
     def edge_before(self, part: EdgeRows) -> int:
         return self._fresh.edge_before(part)
 
-    def facts(self, part: EdgeRows, until: int, asked: Int64, candidates: Int64) -> Float32:
+    def facts(self, part: EdgeRows, until: int, chosen_A: Int64, candidates: Int64) -> Float32:
         """Facts as of the first event of each group of `every` events, or of the window."""
         if self._every is None:
-            return part.facts_now(self._live, asked, candidates)
+            return part.facts_now(self._live, chosen_A, candidates)
         out = []
         for a in range(self._live.edge - part.first_edge, until, self._every):
             b = min(a + self._every, len(part.src_E))
-            group = slice(np.searchsorted(asked, a), np.searchsorted(asked, b))
-            at = asked[group]
+            group = slice(np.searchsorted(chosen_A, a), np.searchsorted(chosen_A, b))
+            at = chosen_A[group]
             out.append(part.facts_now(self._live, at, candidates[group]))
             # A group that this slice cuts continues in the next slice, so facts do not advance yet.
             if b <= until:
@@ -79,8 +79,8 @@ class NightlyView:
     def edge_before(self, part: EdgeRows) -> int:
         return self._live.edge
 
-    def facts(self, part: EdgeRows, until: int, asked: Int64, candidates: Int64) -> Float32:
-        return part.facts_now(self._live, asked, candidates)
+    def facts(self, part: EdgeRows, until: int, chosen_A: Int64, candidates: Int64) -> Float32:
+        return part.facts_now(self._live, chosen_A, candidates)
 
     def knows_destination(self, facts_AF: Float32) -> Bools:
         return destinations_in(facts_AF)

@@ -10,7 +10,7 @@ from streamd.errors import StoreError
 from streamd.eventlog.journal.journal import LogState
 from streamd.storage import DISK, Disk
 from streamd.store.file_index import FileIndex
-from streamd.store.ranges import Earlier, objects_of, wanted_files
+from streamd.store.ranges import Earlier, files_to_store, objects_of
 from streamd.store.restore import new_directory, verify_result, write_pieces, write_publication
 from streamd.store.snapshot import NAME
 from streamd.store.upload import snapshot_with_position
@@ -59,7 +59,7 @@ def copy_directory(
         nothing = Earlier(state=None, files={}, index=FileIndex(), objects={})
         wanted = [
             one
-            for one in wanted_files(snapshot, nothing)
+            for one in files_to_store(snapshot, nothing)
             if one.path not in snapshot.learned or one.path.startswith(COPIED)
         ]
         total = sum(one.num_bytes for one in wanted)

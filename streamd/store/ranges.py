@@ -30,7 +30,7 @@ requests each piece."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class PendingFile:
     """A file of a snapshot that is to be stored.
 
     path: in the data directory. size, revision: as in `StoredFile`. kept: pieces that are stored
@@ -78,7 +78,7 @@ class Earlier:
         return file if file is not None and has else NO_FILE
 
 
-def wanted_files(snapshot: Snapshot, earlier: Earlier) -> Iterator[Wanted]:
+def files_to_store(snapshot: Snapshot, earlier: Earlier) -> Iterator[PendingFile]:
     """Yield the files of a snapshot with the ranges to store of each. Raises: TGUFError,
     CorruptionError."""
     state = snapshot.state
@@ -104,12 +104,14 @@ def wanted_files(snapshot: Snapshot, earlier: Earlier) -> Iterator[Wanted]:
         yield append_range(path, stat.size, 0, earlier.find_unchanged(path, stat))
 
 
-def append_range(path: str, size: int, revision: int, old: StoredFile) -> Wanted:
+def append_range(path: str, size: int, revision: int, old: StoredFile) -> PendingFile:
     """A file with first bytes that may be stored already."""
     goes_on = old.revision == revision and old.size <= size
     kept = _worth_keeping(old.pieces) if goes_on else []
     missing = _without([(0, size)] if size else [], kept)
-    return Wanted(path=path, size=size, revision=revision, kept=tuple(kept), extents=tuple(missing))
+    return PendingFile(
+        path=path, size=size, revision=revision, kept=tuple(kept), extents=tuple(missing)
+    )
 
 
 def _worth_keeping(pieces: list[Piece]) -> list[Piece]:
@@ -138,7 +140,7 @@ def _without(extents: list[Extent], kept: list[Piece]) -> list[Extent]:
 
 def _segment_files(
     snapshot: Snapshot, segment: SegmentState, earlier: Earlier | None
-) -> Iterator[Wanted]:
+) -> Iterator[PendingFile]:
     """Yield the files of a segment with the committed rows of each. earlier: None if nothing of the
     segment's revision is stored."""
     if not segment.rows_per_set:
@@ -164,7 +166,7 @@ def _tguf(
     path: str,
     rows: tuple[int, int],
     earlier: Earlier | None,
-) -> Wanted:
+) -> PendingFile:
     """A TGUF file with the committed rows at its start. rows: numbers of edges and labels."""
     file = open_tguf(snapshot.folder / path, check_rows=False)
     committed = []
@@ -183,7 +185,7 @@ def _ranges(
     earlier: Earlier | None,
     committed: list[Extent],
     header: bytes,
-) -> Wanted:
+) -> PendingFile:
     """A file of a segment with its committed ranges, and the header with them."""
     old = earlier.file(path) if earlier is not None else NO_FILE
     kept = _worth_keeping(old.pieces) if old.size == size else []
@@ -191,7 +193,7 @@ def _ranges(
     # Without pieces, nothing of the file is stored yet, not even its header.
     if header and (extents or not kept):
         extents.insert(0, (0, PAGE))
-    return Wanted(
+    return PendingFile(
         path=path,
         size=size,
         revision=segment.revision,
@@ -212,7 +214,7 @@ def holds(path: Path, file: StoredFile) -> bool:
         )
 
 
-def objects_of(folder: Path, wanted: Wanted) -> Iterator[tuple[Piece, bytes]]:
+def objects_of(folder: Path, wanted: PendingFile) -> Iterator[tuple[Piece, bytes]]:
     """Read the missing bytes of a file as objects of at most OBJECT_BYTES, each with its piece.
     Raises: CorruptionError if the file is too short."""
     if not wanted.extents:

@@ -6,7 +6,7 @@ from pathlib import Path
 from streamd.store.file_set import StoredFile
 from streamd.store.leases import StoreLease
 from streamd.store.objects import Store
-from streamd.store.ranges import Wanted, objects_of
+from streamd.store.ranges import PendingFile, objects_of
 
 
 class FileSender:
@@ -25,7 +25,10 @@ class FileSender:
         self.num_bytes = 0
 
     def send(
-        self, folder: Path, wanted: Wanted, read: Callable[[int], None] = lambda num_bytes: None
+        self,
+        folder: Path,
+        wanted: PendingFile,
+        read: Callable[[int], None] = lambda num_bytes: None,
     ) -> StoredFile:
         """Send the missing bytes of a file. read: called with the bytes of each piece.
 

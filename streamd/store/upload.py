@@ -26,7 +26,7 @@ from streamd.store.file_set import OBJECTS, StoredFile, check_there
 from streamd.store.leases import UPLOADS, hold_lease, new_owner, wait_for_removals
 from streamd.store.manifests import Manifest
 from streamd.store.objects import Store
-from streamd.store.ranges import Earlier, holds, wanted_files
+from streamd.store.ranges import Earlier, files_to_store, holds
 from streamd.store.sender import FileSender
 from streamd.store.snapshot import NAME, PAUSE_SECONDS, Snapshot, list_in_place, take_snapshot
 
@@ -76,7 +76,7 @@ def upload(
         with snapshot_with_position(data_dir, name, disk) as (snapshot, position, compacted):
             index = FileIndex(folder_of(data_dir, name) / FILE)
             earlier = _earlier(store, snapshot, index, position)
-            wanted = list(wanted_files(snapshot, earlier))
+            wanted = list(files_to_store(snapshot, earlier))
             total = sum(one.num_bytes for one in wanted)
             done = 0
 

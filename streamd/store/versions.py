@@ -13,7 +13,7 @@ from streamd.storage import DISK, SCRATCH, Disk, link_or_copy
 from streamd.store.file_set import OBJECTS, FileSetKind, StoredFile, check_there, wrong_in
 from streamd.store.leases import under_way
 from streamd.store.objects import Store
-from streamd.store.ranges import Wanted
+from streamd.store.ranges import PendingFile
 from streamd.store.restore import write_file
 from streamd.store.sender import FileSender
 
@@ -80,7 +80,7 @@ def upload_version(
             if same is not None and all(known.get(p.object) == p.size for p in same.pieces):
                 files.append(StoredFile(path.name, size, same.pieces))
                 continue
-            wanted = Wanted(path=path.name, size=size, extents=((0, size),) if size else ())
+            wanted = PendingFile(path=path.name, size=size, extents=((0, size),) if size else ())
             files.append(sender.send(folder, wanted))
         version = StoredVersion(name=folder.name, manifest=manifest, files=files)
         store.put(object_of(version.name), KIND.encode(version))

@@ -29,13 +29,12 @@ class EventView(Protocol):
     def edge_before(self, part: EdgeRows) -> int:
         """Id of the event before which the chunk's neighbors and node features are taken."""
 
-    def facts(self, part: EdgeRows, until: int, asked: Int64, candidates: Int64) -> Float32:
+    def facts(self, part: EdgeRows, until: int, chosen_A: Int64, candidates: Int64) -> Float32:
         """Facts of a slice's events and their candidates, float32[A, C, F].
 
         part: rows of the whole chunk. until: the row at which the slice ends; for the chunk's last
-        slice the chunk's length.
-        asked: int64[A], rows of the chunk, ascending from slice to slice. candidates: int64[A, C],
-        node ids.
+        slice the chunk's length. chosen_A: int64[A], the chosen rows of the slice, ascending over
+        all slices. candidates: int64[A, C], node ids.
         """
 
     def knows_destination(self, facts_AF: Float32) -> Bools:
@@ -66,23 +65,23 @@ class FreshView:
     def edge_before(self, part: EdgeRows) -> int:
         return part.first_edge
 
-    def facts(self, part: EdgeRows, until: int, asked: Int64, candidates: Int64) -> Float32:
+    def facts(self, part: EdgeRows, until: int, chosen_A: Int64, candidates: Int64) -> Float32:
         # Advance the facts to the first event with the time at which the slice ends: events of
         # equal time may be split between slices, and must not see each other.
         done = self._live.edge - part.first_edge
         end = until
         if until < len(part.time_E):
             end = int(np.searchsorted(part.time_E, part.time_E[until]))
-        passed = int(np.searchsorted(asked, end))
+        passed = int(np.searchsorted(chosen_A, end))
         rows = part.cut(done, end)
         before = self._live.advance_scoring(
-            rows.src_E, rows.dst_E, rows.time_E, asked[:passed] - done, candidates[:passed]
+            rows.src_E, rows.dst_E, rows.time_E, chosen_A[:passed] - done, candidates[:passed]
         )
-        if passed == len(asked):
+        if passed == len(chosen_A):
             return before
 
         # The slice's remaining events all have that time, and see only facts before it.
-        at = asked[passed:]
+        at = chosen_A[passed:]
         same = part.facts_now(self._live, at, candidates[passed:])
         return np.concatenate([before, same])
 

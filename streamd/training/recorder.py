@@ -253,7 +253,7 @@ class Recorder:
         self.view.enter(window)
         for a, b in canonical_chunks(rows.time_E, self._settings.model.memory_chunk):
             part = rows.cut(a, b)
-            asked = chosen[np.searchsorted(chosen, a) : np.searchsorted(chosen, b)] - a
+            chosen_A = chosen[np.searchsorted(chosen, a) : np.searchsorted(chosen, b)] - a
 
             # Node features as of the chunk, then its labels, which use them.
             before_event = self.view.edge_before(part)
@@ -261,8 +261,8 @@ class Recorder:
             labels = self._labels(part, before_event) if recorded else (None, 0)
 
             # The chosen events, slice by slice, of each slice this rank's share.
-            for cut in self._slices(asked, b - a):
-                whole = asked[slice(*np.searchsorted(asked, cut))]
+            for cut in self._slices(chosen_A, b - a):
+                whole = chosen_A[slice(*np.searchsorted(chosen_A, cut))]
                 own = whole[self._ranks.share(len(whole))]
                 chunk = self._slice(
                     part, cut, own, known_E[a + own], pool, recent, before_event, len(whole)
@@ -274,20 +274,20 @@ class Recorder:
                 )
         self.view.leave(rows)
 
-    def _slices(self, asked: Int64, num_rows: int) -> list[tuple[int, int]]:
+    def _slices(self, chosen_A: Int64, num_rows: int) -> list[tuple[int, int]]:
         """Cut a chunk of `num_rows` rows into ranges with about equally many chosen events, at most
-        LONG_CHUNK times `model.memory_chunk`. asked: int64[A], the rows of the chosen events,
+        LONG_CHUNK times `model.memory_chunk`. chosen_A: int64[A], the rows of the chosen events,
         ascending."""
         most = LONG_CHUNK * self._settings.model.memory_chunk
-        count = max(1, -(-len(asked) // most))
-        cuts = [0, *asked[len(asked) * np.arange(1, count) // count].tolist(), num_rows]
+        count = max(1, -(-len(chosen_A) // most))
+        cuts = [0, *chosen_A[len(chosen_A) * np.arange(1, count) // count].tolist(), num_rows]
         return list(pairwise(cuts))
 
     def _slice(
         self,
         part: EdgeRows,
         rows: tuple[int, int],
-        asked: Int64,
+        chosen_A: Int64,
         known: Int64,
         pool: Pools,
         recent: RecentDestinations,
@@ -296,14 +296,13 @@ class Recorder:
     ) -> Chunk:
         """Record the rows [first, until) of a chunk, without its labels.
 
-        asked: int64[A], the chosen rows of the chunk. known: int64[A], number of destinations known
-        at each.
-        num_events: chosen rows of all ranks.
+        chosen_A: int64[A], the chosen rows of the slice. known: int64[A], number of destinations
+        known at each. num_events: chosen rows of all ranks.
         """
         first, until = rows
         last = until == len(part.src_E)
-        event = part.first_edge + asked
-        dst = part.dst_E[asked]
+        event = part.first_edge + chosen_A
+        dst = part.dst_E[chosen_A]
         is_known = pool.holds(dst, known)
 
         # Candidates: the true destination, negatives known before the event, and negatives for
@@ -313,13 +312,13 @@ class Recorder:
         candidates = np.concatenate([dst[:, None], scored, learned], 1)
 
         # Facts at each event; this call advances them.
-        facts = self.view.facts(part, until, asked, candidates)
+        facts = self.view.facts(part, until, chosen_A, candidates)
 
         # Neighborhoods. Events with an unseen destination get weight 0.
         score = learn = None
         if num_events:
             query_us = self._time_before(before_event)
-            src = part.src_E[asked]
+            src = part.src_E[chosen_A]
             score, learn = self._inputs(event, facts, src, candidates, before_event, query_us)
             is_learned = is_known & self.view.knows_destination(facts[:, 0])
             learn = replace(

@@ -33,7 +33,7 @@ class Freshness:
 
     def __init__(self) -> None:
         self._noticed = 0
-        self._hidden: deque[tuple[int, float]] = deque()
+        self._awaited: deque[tuple[int, float]] = deque()
         """Commits that answers do not include yet: event id at their end, wall time of the
         commit."""
 
@@ -45,11 +45,11 @@ class Freshness:
         seconds.
         """
         if ready and num_edges > self._noticed:
-            self._hidden.append((num_edges, committed))
+            self._awaited.append((num_edges, committed))
         self._noticed = num_edges
 
     def measure(self, edge: int, now: float) -> None:
         """Measure the commits that the graph has completely. edge: event id up to which the graph
         has events. now: wall time in seconds."""
-        while self._hidden and self._hidden[0][0] <= edge:
-            metrics.event_to_answer_seconds.observe(max(0.0, now - self._hidden.popleft()[1]))
+        while self._awaited and self._awaited[0][0] <= edge:
+            metrics.event_to_answer_seconds.observe(max(0.0, now - self._awaited.popleft()[1]))

@@ -34,7 +34,7 @@ UNNAMED = "features"
 """Name of the one feature of a set with unnamed features: the vector of all its numbers."""
 KEY = new_feature("DT_STRING", description="key of the node")
 EVENT_TIME = new_feature("DT_INT64", description="event time, microseconds since 1970")
-TAKEN = {"node set": (ID, "#size"), "edge set": (TIME, "#size", "#source", "#target")}
+RESERVED_COLUMNS = {"node set": (ID, "#size"), "edge set": (TIME, "#size", "#source", "#target")}
 """Reserved names of columns of tables."""
 
 
@@ -210,13 +210,13 @@ def graph_schema(declared: Declared, reverse: Collection[str] = ()) -> GraphSche
     for name, one in declared.edge_sets.items():
         features = {TIME: EVENT_TIME, **_features(one, "edge set")}
         ends = {"source": one.source, "target": one.target}
-        _put_set(out.edge_sets[name], features, (*_notes(one), (UNIT, "us")), **ends)
+        _put_set(out.edge_sets[name], features, (*_metadata_of(one), (UNIT, "us")), **ends)
         if name in reverse:
             extra = (REVERSED, (REVERSE_OF, name), (UNIT, "us"))
             ends = {"source": one.target, "target": one.source}
             _put_set(out.edge_sets[reversed_as[name]], features, extra, **ends)
     for name, one in declared.node_sets.items():
-        _put_set(out.node_sets[name], {ID: KEY, **_features(one, "node set")}, _notes(one))
+        _put_set(out.node_sets[name], {ID: KEY, **_features(one, "node set")}, _metadata_of(one))
     return out
 
 
@@ -237,7 +237,7 @@ def _put_set(
 def _features(one: DeclaredSet, kind: str) -> dict[str, Feature]:
     """The types of a set's features. Raises: TFGNNError."""
     for name in one.features:
-        if name in TAKEN[kind]:
+        if name in RESERVED_COLUMNS[kind]:
             raise TFGNNError(
                 f"The feature {name!r} of {kind} {one.name!r} has the name of a column of tables.",
                 "rename it in the settings.",
@@ -245,7 +245,7 @@ def _features(one: DeclaredSet, kind: str) -> dict[str, Feature]:
     return {name: feature_type(feature) for name, feature in one.features.items()}
 
 
-def _notes(one: DeclaredSet) -> tuple[tuple[str, str], ...]:
+def _metadata_of(one: DeclaredSet) -> tuple[tuple[str, str], ...]:
     """The properties of a set that a schema has no fields for, as pairs for its metadata."""
     notes = [(NUMBER, str(one.number))]
     if not one.is_named:
@@ -262,14 +262,14 @@ def plain_feature(feature: FeatureSettings) -> Any:
     return fields["type"] if list(fields) == ["type"] else fields
 
 
-def note(one: NodeSet | EdgeSet, key: str) -> str | None:
+def metadata_value(one: NodeSet | EdgeSet, key: str) -> str | None:
     """A value of a set's metadata, None if it has none."""
     return extra_of(one).get(key)
 
 
-def noted_features(one: NodeSet | EdgeSet, location: str) -> dict[str, FeatureSettings]:
+def features_in_metadata(one: NodeSet | EdgeSet, location: str) -> dict[str, FeatureSettings]:
     """The declared features in a set's metadata. Raises: TFGNNError."""
-    text = note(one, FEATURES)
+    text = metadata_value(one, FEATURES)
     if text is None:
         return {}
     try:
@@ -288,7 +288,7 @@ def reversed_edge_set(name: str, schema: GraphSchema) -> str | None:
     one = schema.edge_sets[name]
     if not is_reversed(one):
         return None
-    told, file = note(one, REVERSE_OF), one.metadata.filename
+    told, file = metadata_value(one, REVERSE_OF), one.metadata.filename
     other: str
     # The metadata names the reversed edge set; in other schemas, both have the same file.
     for other, forward in sorted(schema.edge_sets.items()):

@@ -13,7 +13,7 @@ from streamd.decode.rounding import NOTHING, count_rounded
 from streamd.errors import BadEvent, TFGNNError
 from streamd.events import Float32
 from streamd.settings.sets import FeatureSettings, nearest_of, text_of
-from streamd.tfgnn.logs.declared import DeclaredSet, noted_features, nothing_text
+from streamd.tfgnn.logs.declared import DeclaredSet, features_in_metadata, nothing_text
 from streamd.tfgnn.records.row_names import Location
 from streamd.tfgnn.records.tensor import Ragged, Value
 from streamd.tfgnn.sampling.draws import Array
@@ -44,7 +44,7 @@ class Encoder:
         features. Raises: TFGNNError if a feature has no column, or a column of another type."""
         self.rounded = NOTHING
         location = f"{kind} {one.name!r}"
-        told = noted_features(its, location)
+        told = features_in_metadata(its, location)
         # A log stores the hash or the n-grams of a text instead of the text, and so do tables that
         # were exported from a log.
         self._is_ours = {

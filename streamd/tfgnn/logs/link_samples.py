@@ -19,7 +19,7 @@ from streamd.events import Int64
 from streamd.settings.sets import nearest_of
 from streamd.tfgnn.logs.declared import Declared, graph_schema, reverse_names
 from streamd.tfgnn.logs.log_graph import load_log_graph, numbers_of_nodes
-from streamd.tfgnn.logs.log_rows import LogRows, first_sights
+from streamd.tfgnn.logs.log_rows import LogRows, node_counts
 from streamd.tfgnn.logs.sampling_run import LogSource
 from streamd.tfgnn.records.examples import Codec
 from streamd.tfgnn.records.shards import shard_paths
@@ -169,7 +169,7 @@ class Negatives:
         self._seed = seed
         self._pool = rows.nodes_of(node_set)
         # The number of nodes before a time is then found by one search.
-        self._edge_K, self._num_K = first_sights(rows.log, rows.cut.edge, *rows.history.places())
+        self._edge_K, self._num_K = node_counts(rows.log, rows.cut.edge, *rows.history.places())
 
     def draw(self, links: Links, hash_S: Array, hash_of_target_S: Array) -> Int64:
         """Node ids in the log, int64[S, count], -1 if there was no other node."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from streamd.events import Int64
-from streamd.tfgnn.logs.declared import REVERSE_OF, TIME, note
+from streamd.tfgnn.logs.declared import REVERSE_OF, TIME, metadata_value
 from streamd.tfgnn.logs.log_rows import LogRows
 from streamd.tfgnn.records.tensor import Values
 from streamd.tfgnn.sampling.adjacency import Adjacency, Graph, NodeTable, adjacency, node_table
@@ -45,7 +45,7 @@ class LogFeatures:
 
 def forward_name(name: str, schema: GraphSchema) -> str:
     """The edge set of the log for an edge set, which may be its reverse."""
-    return note(schema.edge_sets[name], REVERSE_OF) or name
+    return metadata_value(schema.edge_sets[name], REVERSE_OF) or name
 
 
 def load_log_graph(

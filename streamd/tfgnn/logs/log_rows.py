@@ -47,7 +47,7 @@ class LogCut:
         num_known = log.num_nodes
         if edge < log.num_edges:
             history = log.feature_history(edge, log.num_feature_updates)
-            num_known = int(first_sights(log, edge, *history.places())[1].max(initial=0))
+            num_known = int(node_counts(log, edge, *history.places())[1].max(initial=0))
         return cls(
             edge=edge,
             first_edge=log.first_edge,
@@ -223,7 +223,7 @@ class LogRows:
         )
 
 
-def first_sights(log: LogReader, cut: int, node_U: Int64, event_U: Int64) -> tuple[Int64, Int64]:
+def node_counts(log: LogReader, cut: int, node_U: Int64, event_U: Int64) -> tuple[Int64, Int64]:
     """The events at which the number of assigned node ids grows; ids ascend in order of the nodes'
     first event.
 

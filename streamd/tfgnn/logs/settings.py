@@ -14,7 +14,7 @@ import yaml
 from streamd.errors import SettingsError, TFGNNError
 from streamd.schema import DEFAULT_SET
 from streamd.settings.loading import load_settings
-from streamd.tfgnn.logs.declared import FEATURES, NUMBER, WIDTH, note, reversed_edge_set
+from streamd.tfgnn.logs.declared import FEATURES, NUMBER, WIDTH, metadata_value, reversed_edge_set
 from streamd.tfgnn.schema.messages import EdgeSet, Feature, GraphSchema
 from streamd.tfgnn.schema.schema import dtype_of, new_feature, shape_of
 from streamd.tfgnn.tables.header import table_columns
@@ -65,7 +65,7 @@ def settings_of_schema(schema: GraphSchema, base: Path | None = None) -> str:
     }
     stream: dict[str, Any] = {"time_unit": "us"}
     for kind, sets in (("node", schema.node_sets), ("edge", schema.edge_sets)):
-        width = note(sets[DEFAULT_SET], WIDTH) if DEFAULT_SET in sets else ""
+        width = metadata_value(sets[DEFAULT_SET], WIDTH) if DEFAULT_SET in sets else ""
         if width:
             stream[f"{kind}_feature_dim"] = int(width)
     settings = {"graph": graph, "stream": stream}
@@ -103,7 +103,7 @@ def _with_weight(name: str, one: EdgeSet, base: Path, left_out: list[str]) -> Ed
 
 def _in_order(sets: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Sets by their number in the original log, if the schema has it; else by name."""
-    numbers = {name: note(one, NUMBER) or "" for name, one in sets.items()}
+    numbers = {name: metadata_value(one, NUMBER) or "" for name, one in sets.items()}
     if all(number.isdigit() for number in numbers.values()):
         return sorted(sets.items(), key=lambda item: int(numbers[item[0]]))
     return sorted(sets.items())
@@ -111,9 +111,9 @@ def _in_order(sets: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def _declaration(where: str, one: Any, left_out: list[str]) -> dict[str, Any]:
     """The declaration of a set. Raises: TFGNNError if our metadata of the set is invalid."""
-    if note(one, WIDTH):
+    if metadata_value(one, WIDTH):
         return {}
-    if text := note(one, FEATURES):
+    if text := metadata_value(one, FEATURES):
         try:
             noted = json.loads(text)
         except ValueError:

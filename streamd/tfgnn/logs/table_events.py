@@ -25,7 +25,7 @@ from streamd.tfgnn.logs.declared import (
     UNIT,
     Declared,
     DeclaredSet,
-    note,
+    metadata_value,
     reversed_edge_set,
 )
 from streamd.tfgnn.logs.feature_encoding import Encoder
@@ -154,7 +154,7 @@ class TableEvents:
         self.rounded = NOTHING
         names = self._check_sets()
         self._nodes = {
-            name: _Nodes(checked_form(note(one, KEYS), name), reader_of_ids(name))
+            name: _Nodes(checked_form(metadata_value(one, KEYS), name), reader_of_ids(name))
             for name, one in sorted(schema.node_sets.items())
         }
 
@@ -285,7 +285,7 @@ class TableEvents:
         """The unit of integers in a table's column of times."""
         if self._options.unit is not None:
             return self._options.unit
-        told = note(one, UNIT) if self._options.column in (None, TIME) else None
+        told = metadata_value(one, UNIT) if self._options.column in (None, TIME) else None
         return told if told in UNIT_WORDS else self._options.stream_unit
 
     def _time_of(self, rows: Rows, times: Times, location: Location) -> Int64 | None:

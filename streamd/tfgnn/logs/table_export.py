@@ -8,7 +8,7 @@ from typing import Any
 
 from streamd.errors import TFGNNError
 from streamd.storage import write_durably
-from streamd.tfgnn.logs.declared import KEYS, REVERSE_OF, graph_schema, note
+from streamd.tfgnn.logs.declared import KEYS, REVERSE_OF, graph_schema, metadata_value
 from streamd.tfgnn.logs.log_rows import LogRows
 from streamd.tfgnn.logs.node_keys import PLAIN
 from streamd.tfgnn.records.shards import make_folder_of, shard_paths
@@ -93,7 +93,7 @@ def export_tables(
 
     # A reverse edge set shares the table of its edge set.
     for one in schema.edge_sets.values():
-        if (forward := note(one, REVERSE_OF)) is not None:
+        if (forward := metadata_value(one, REVERSE_OF)) is not None:
             its = schema.edge_sets[forward].metadata
             one.metadata.filename, one.metadata.cardinality = its.filename, its.cardinality
     # 2. The schema.

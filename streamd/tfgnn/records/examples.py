@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from streamd.errors import TFGNNError
 from streamd.tfgnn.records.columns import Column, ColumnReader
-from streamd.tfgnn.records.kernels import least_and_most
+from streamd.tfgnn.records.kernels import min_and_max
 from streamd.tfgnn.records.lists import convert, example, int64_list, reshape, values_list
 from streamd.tfgnn.records.records import read_records, write_records
 from streamd.tfgnn.records.tensor import Edges, GraphTensor, Nodes, Ragged, Value
@@ -206,7 +206,7 @@ def _check_ends(index: Array, num: int, others: int, location: str, at: str) -> 
         raise TFGNNError(f"{location} has {len(index)} entries and #size {num}.", "correct one.")
     if num == 0:
         return
-    least, most = least_and_most(index)
+    least, most = min_and_max(index)
     if least < 0 or most >= others:
         raise TFGNNError(
             f"{location} has the index {least if least < 0 else most}; node set {at!r} has "
@@ -277,7 +277,7 @@ def _sum_of(
         )
     if is_absent or not rows:
         return 0
-    least, most = least_and_most(row_lengths)
+    least, most = min_and_max(row_lengths)
     # Bound the product first: the sum of many large lengths could overflow.
     if least < 0 or most * rows > MAX_ITEMS:
         raise TFGNNError(f"{location}: {name} has the row length {least if least < 0 else most}.")

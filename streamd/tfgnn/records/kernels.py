@@ -373,7 +373,7 @@ def fill_values(
 
 
 @kernel
-def least_and_most(values: NDArray[Any]) -> tuple[int, int]:
+def min_and_max(values: NDArray[Any]) -> tuple[int, int]:
     """The minimum and the maximum of int64 values, at least one."""
     least = most = values[0]
     for value in values:
