@@ -296,8 +296,8 @@ class Recorder:
     ) -> Chunk:
         """Record the rows [first, until) of a chunk, without its labels.
 
-        chosen_A: int64[A], the chosen rows of the slice. known: int64[A], number of destinations
-        known at each. num_events: chosen rows of all ranks.
+        chosen_A: int64[A], this rank's share of the chosen rows. known: int64[A], number of
+        destinations known at each. num_events: chosen rows of all ranks.
         """
         first, until = rows
         last = until == len(part.src_E)
