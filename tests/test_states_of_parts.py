@@ -122,7 +122,7 @@ class Checkpoint:
         return is_taken, digest({**learner.model.state_dict(), **optimizer, **learner.memory.tensors(), **tail, **rest})
 
 
-class NightlyTwin:
+class NightlyState:
     """The model of the last midnight, its memory and its facts."""
 
     def files(self, world):
@@ -166,7 +166,7 @@ class ServerMemory:
         return served.memory.edge > before, digest(served.memory.tensors())
 
 
-STATES = (Facts, Checkpoint, NightlyTwin, ServedVersion, ServerMemory)
+STATES = (Facts, Checkpoint, NightlyState, ServedVersion, ServerMemory)
 
 
 @pytest.mark.parametrize("damage", [remove, flip, cut])

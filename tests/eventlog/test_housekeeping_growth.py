@@ -64,7 +64,7 @@ def test_letters_are_searched_for_all_keys_in_one_go_a_letter_a_step(tmp_path):
 
 
 def test_keys_are_taken_in_some_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(deadletter, "KEYS_A_STEP", 10)
+    monkeypatch.setattr(deadletter, "KEYS_PER_STEP", 10)
     letters = letters_about(tmp_path, ["kept"])
     steps = lines_of_steps(iter(letters.purge([f"gone:{i}" for i in range(100)])), letter_search)
     assert len(steps) > 10 and max(steps) < 20 * min(steps[:9])

@@ -25,7 +25,7 @@ class Line:
         monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(search, "scores_of", self.scored)
         monkeypatch.setattr(search, "best_of", lambda *_: [0])
-        monkeypatch.setattr(search, "recommended", lambda *_: "the best")
+        monkeypatch.setattr(search, "make_recommendation", lambda *_: "the best")
 
     def scored(self, moments, sources, parts, edge_sets):
         took = NODE_SECONDS * sum(map(len, parts))
@@ -103,7 +103,7 @@ def test_recommendations_are_compared_with_exact_ones_for_a_small_share_of_the_t
     line = Line(monkeypatch)
     line.moment.view.candidates.limit = 10
     request, answer = Recommend(src="n:1"), SimpleNamespace(dst=("n:2",))
-    monkeypatch.setattr(search, "recommended", lambda *_: answer)
+    monkeypatch.setattr(search, "make_recommendation", lambda *_: answer)
     for _ in range(2_000):
         line.searches.measure([request], [line.moment], [answer])
         line.now += 0.001

@@ -54,7 +54,7 @@ MUTATIONS = (
              "        from streamd.events import Position\n"
              "        positions = [Position(source.position(n)) for n in range(len(at.positions))]\n"),
     Mutation("a restart reads batched records from their begin", "streamd/ingest/loop.py",
-             "            events = events.take(not_yet_appended(events.rows, resume))\n", ""),
+             "            events = events.take(lacks_events(events.rows, resume))\n", ""),
     Mutation("letters are not flushed before the commit", "streamd/ingest/loop.py",
              "        self._letters.flush()\n", ""),
     Mutation("late events are dropped", "streamd/ingest/order/batch_builder.py",
@@ -63,7 +63,7 @@ MUTATIONS = (
     Mutation("the changelog is trimmed before the leader's position is durable", "streamd/store/archive.py",
              "until > first and self._is_read_to(until):\n", "until > first:\n"),
     Mutation("a newer manifest takes the place of a log that has its commit", "streamd/replica/follower/bootstrap.py",
-             "    if place is not None and state_at(data_dir, manifest.seq) == LogState.restored(manifest.log):\n", "    if False:\n"),
+             "    if position is not None and state_at(data_dir, manifest.seq) == LogState.restored(manifest.log):\n", "    if False:\n"),
     Mutation("a stop between two assignments commits the first one's positions", "streamd/ingest/loop.py",
              '        """\n        self._assignment = None\n        while', '        """\n        while'),
     Mutation("a topic that was created again is read on by name", "streamd/ingest/kafka/consumer.py",
@@ -71,7 +71,7 @@ MUTATIONS = (
     Mutation("positions of a topic that was created again stay", "streamd/eventlog/journal/journal.py",
              "    if anew.isdisjoint(old.positions):\n", "    if True:\n"),
     Mutation("a stray record ends who reads the changelog", "streamd/replica/changelog/admission.py",
-             "            self._has_damaged |= entry.may_be_commit\n            return Verdict.VOID\n", "            raise _unclaimed(entry)\n"),
+             "            self._has_damaged |= entry.may_be_commit\n            return Verdict.VOID\n", "            raise _unclaimed_error(entry)\n"),
     Mutation("a standby claims before it knows whether it can lead", "streamd/replica/leader/succession.py",
              "        if not self._fitness.could_lead(answered, is_due=bool(why)) or not why:\n", "        if not why:\n"),
 )
