@@ -88,7 +88,7 @@ NAMED = [
           "        if changes.has_deletes:\n", "        if False:\n",
           ["tests/test_deletes.py"]),
     Named("a version's folder is not synced after the rename", "streamd/storage.py",
-          "        raise\n    disk.sync_folder(path.parent)\n\n\ndef link", "        raise\n\n\ndef link", ["tests/test_storage.py"]),
+          "        raise\n    # 4. Make the rename durable.\n    disk.sync_folder(path.parent)\n\n\ndef link", "        raise\n\n\ndef link", ["tests/test_storage.py"]),
     Named("a page that two memories share is written", "streamd/models/memory/pages.py",
           "shared: Bools = (page_P == 0) | (self._users[page_P] > 1)", "shared: Bools = page_P == 0", ["tests/models/test_memory_pages.py"]),
     Named("a deleted node's state stays in the files of memory", "streamd/models/memory/files.py",
