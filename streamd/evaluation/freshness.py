@@ -20,7 +20,7 @@ class StaleView:
     """A view with facts that lag: they advance after every group of events of a chunk, or once a
     window.
 
-    Neighbours and node features are fresh.
+    Neighbors and node features are fresh.
     """
 
     def __init__(self, fresh: FreshView, live: LiveGraph, every: int | None) -> None:
@@ -62,7 +62,7 @@ class StaleView:
 
 
 class NightlyView:
-    """A view with facts, neighbours and node features as of midnight, for a nightly model's day."""
+    """A view with facts, neighbors and node features as of midnight, for a nightly model's day."""
 
     def __init__(self, live: LiveGraph, pool: Pools) -> None:
         """pool: of the window, from a recorder with fresh facts, so that all regimes draw the same

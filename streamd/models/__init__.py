@@ -3,7 +3,7 @@
 Training needs torch; a server may answer with numpy alone. So the names here that need torch are
 imported when they are first used.
 
-Shape suffixes: E events, C candidates, F facts, U roots, K neighbours, M distinct nodes, P nodes
+Shape suffixes: E events, C candidates, F facts, U roots, K neighbors, M distinct nodes, P nodes
 with a pending message, D width of an embedding, T width of the time encoding.
 """
 

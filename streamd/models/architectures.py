@@ -1,7 +1,7 @@
 """The table of architectures by `model.name`, without torch.
 
 No other file compares a model's name. A new architecture is a row here and, if it samples
-neighbours, a file with its layer and a row in `streamd.models.layers.table`.
+neighbors, a file with its layer and a row in `streamd.models.layers.table`.
 """
 
 from collections.abc import Callable, Mapping
@@ -112,7 +112,7 @@ def unused_settings(settings: ModelSettings) -> list[str]:
 
 
 def hops(strategy: StrategyName, number: int) -> Plan:
-    """A plan of `number` hops, each with `model.neighbors` neighbours of every root."""
+    """A plan of `number` hops, each with `model.neighbors` neighbors of every root."""
 
     def plan(settings: ModelSettings) -> SamplingPlan:
         # Each hop has its own seed: with the same one, a node that is a root in two hops would get
@@ -132,7 +132,7 @@ def windows_of_time(settings: ModelSettings) -> SamplingPlan:
 
 
 def _no_neighbors(settings: ModelSettings) -> SamplingPlan:
-    """A plan that samples no neighbours: the roots alone."""
+    """A plan that samples no neighbors: the roots alone."""
     return SamplingPlan(hops=(Draw(direction=settings.direction, fanout=0),))
 
 

@@ -23,7 +23,7 @@ from streamd.settings.loading import ModelSettings
 
 @dataclass(frozen=True)
 class LabelInputs:
-    """L labels. around: the neighbourhoods of their U distinct nodes, without events. node_L: int64
+    """L labels. around: the neighborhoods of their U distinct nodes, without events. node_L: int64
     indices among these nodes. set_L: their node sets, on the host. facts_LF: float32, the facts of
     the pair of the node and itself, of which age, degree and popularity carry information.
     history_LT: float32, the mean of the node's last labels before. target_LT: float32."""

@@ -23,7 +23,7 @@ from streamd.windows.means import ALL, KNOWN
 from streamd.windows.novelty import recurrence
 
 MAX_POINTS = 120
-"""The most points of a curve: with more windows, neighbouring ones share a point."""
+"""The most points of a curve: with more windows, neighboring ones share a point."""
 LESS_IS_BETTER = frozenset({"MAE", "RMSE"})
 """Columns with the smallest value as the best; in other columns of scores it is the largest."""
 SCORES = frozenset(COLUMNS[1:6]) | {"NDCG@10", "AP", "AUC"} | LESS_IS_BETTER

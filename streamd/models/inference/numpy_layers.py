@@ -183,7 +183,7 @@ class GRUCell:
 
 
 class RootAttention:
-    """`NeighborAttention`, by the same associativity: root rows are projected, not neighbour
+    """`NeighborAttention`, by the same associativity: root rows are projected, not neighbor
     rows."""
 
     def __init__(
@@ -203,7 +203,7 @@ class RootAttention:
     def __call__(
         self, query_UD: Float32, entry_UKE: Float32, mask_UK: NDArray[np.bool_]
     ) -> Float32:
-        """float32[U, dim]; zeros for a root without neighbours."""
+        """float32[U, dim]; zeros for a root without neighbors."""
         weight_UHK = self.weights(query_UD, entry_UKE, mask_UK)
 
         # The weighted sum first, then the value projection.
@@ -213,7 +213,7 @@ class RootAttention:
         return out
 
     def weights(self, query_UD: Float32, entry_UKE: Float32, mask_UK: Bools) -> Float32:
-        """Attention weights, float32[U, heads, K]: they add up to 1 over a root's neighbours and
+        """Attention weights, float32[U, heads, K]: they add up to 1 over a root's neighbors and
         are 0 for padding."""
         # Fold the keys into the queries, head by head.
         q_UHW = self._query(query_UD).reshape(-1, *self._by_head)

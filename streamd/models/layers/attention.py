@@ -1,4 +1,4 @@
-"""Attention of each root over its neighbours (Vaswani et al. 2017), one query per root."""
+"""Attention of each root over its neighbors (Vaswani et al. 2017), one query per root."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ class NeighborAttention(nn.Module):
     """Multi-head attention by associativity: q.(W_k e) = (W_k^T q).e and sum a (W_v e) = W_v (sum a
     e).
 
-    Root rows are projected instead of U x K neighbour rows; the result is that of the plain form.
+    Root rows are projected instead of U x K neighbor rows; the result is that of the plain form.
     """
 
     def __init__(self, query_dim: int, entry_dim: int, dim: int, heads: int) -> None:
@@ -19,22 +19,22 @@ class NeighborAttention(nn.Module):
         self.width = dim // heads
         self.query = nn.Linear(query_dim, dim)
         self.key = nn.Linear(entry_dim, dim, bias=False)
-        # Without a bias a root without neighbours gets zeros.
+        # Without a bias a root without neighbors gets zeros.
         self.value = nn.Linear(entry_dim, dim, bias=False)
 
     def forward(self, query_UD: Tensor, parts: Sequence[Tensor], mask_UK: Tensor) -> Tensor:
-        """parts: float32[U, K, D], columns of the neighbours' entries. They are separate tensors,
+        """parts: float32[U, K, D], columns of the neighbors' entries. They are separate tensors,
         so that parts without gradients, such as edge features, are neither copied nor given any.
-        Returns: float32[U, dim]; zeros for a root without neighbours."""
+        Returns: float32[U, dim]; zeros for a root without neighbors."""
         weight_UHK = self.weights(query_UD, parts, mask_UK)
         mixed_UHD = torch.cat([torch.bmm(weight_UHK, part) for part in parts], 2)
 
-        # Project the weighted sum instead of each neighbour.
+        # Project the weighted sum instead of each neighbor.
         value_HWD = self.value.weight.view(self.heads, self.width, -1)
         return torch.einsum("uhd,hwd->uhw", mixed_UHD, value_HWD).flatten(1)
 
     def weights(self, query_UD: Tensor, parts: Sequence[Tensor], mask_UK: Tensor) -> Tensor:
-        """Attention weights, float32[U, heads, K]: they add up to 1 over a root's neighbours and
+        """Attention weights, float32[U, heads, K]: they add up to 1 over a root's neighbors and
         are 0 for padding. Arguments as of `forward`."""
 
         # Fold the key projection into the query of each root.

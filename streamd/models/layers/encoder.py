@@ -1,7 +1,7 @@
 """The encoder that the architectures share: initial states of nodes, and layers over hops from the
 deepest to the first.
 
-The entry of a neighbour is its state, the features of the edge to it and, for a layer with time
+The entry of a neighbor is its state, the features of the edge to it and, for a layer with time
 encoding, the encoded time since the edge.
 """
 
@@ -19,7 +19,7 @@ from streamd.settings.loading import ModelSettings
 
 
 class LayerKind(Protocol):
-    """A class of layers, constructed from the widths of a root's state and of a neighbour's entry.
+    """A class of layers, constructed from the widths of a root's state and of a neighbor's entry.
 
     `Encoder` calls a layer with root_UD, the parts of the entries, each float32[U, K, D], mask_UK
     and whether it is the last layer; it returns float32[U, dim].
@@ -51,7 +51,7 @@ class Encoder(nn.Module):
         self.dim = d
         self.time = TimeEncoding(t) if kind.has_time else None
 
-        # An entry: a neighbour's state, the edge's features, and the encoded time if the layer uses
+        # An entry: a neighbor's state, the edge's features, and the encoded time if the layer uses
         # it.
         entry = d + schema.edge_feature_dim + (t if kind.has_time else 0)
         self.layers = nn.ModuleList(kind(d, entry, settings.heads) for _ in range(num_layers))
@@ -67,7 +67,7 @@ class Encoder(nn.Module):
     def schema_inputs(self) -> dict[str, SchemaInput]:
         found = {"node_in.weight": SchemaInput("node_features", optional=True)}
         for number, layer in enumerate(self.layers):
-            # In an entry, the edge's features come after the neighbour's state.
+            # In an entry, the edge's features come after the neighbor's state.
             for name in cast(LayerKind, layer).entry_weights:
                 found[f"layers.{number}.{name}"] = SchemaInput("edge_features", self.dim)
         return found
@@ -122,7 +122,7 @@ class Encoder(nn.Module):
         edge_stats: nn.Module,
         gap_us: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Return attention weights of the first hop's neighbours: a tuple of one tensor, float32[U,
+        """Return attention weights of the first hop's neighbors: a tuple of one tensor, float32[U,
         K], or an empty one for layers without attention.
 
         Arguments as of `forward`.
@@ -138,7 +138,7 @@ class Encoder(nn.Module):
     def weighed(
         self, h_MD: Tensor, hop: HopInputs, edge_stats: nn.Module, gap_us: Tensor
     ) -> Tensor:
-        """Attention weights of a hop's neighbours in the last layer: float32[U, K]."""
+        """Attention weights of a hop's neighbors in the last layer: float32[U, K]."""
         parts = self.entries(h_MD, hop, edge_stats, gap_us)
         layer: Any = self.layers[-1]
         out: Tensor = layer.weights(embedding(hop.root_U, h_MD), parts, hop.mask_UK)
@@ -147,7 +147,7 @@ class Encoder(nn.Module):
     def entries(
         self, h_MD: Tensor, hop: HopInputs, edge_stats: nn.Module, gap_us: Tensor
     ) -> list[Tensor]:
-        """Return the parts of the entries of a hop's neighbours: state, edge features and, for a
+        """Return the parts of the entries of a hop's neighbors: state, edge features and, for a
         layer with time encoding, the encoded time since the edge."""
         parts = [embedding(hop.neighbor_UK, h_MD), edge_stats(hop.edge_UKD)]
         if self.time is not None:

@@ -8,11 +8,11 @@ from torch.nn.functional import elu, leaky_relu
 
 
 class GATLayer(nn.Module):
-    """Additive attention over the neighbours and the root itself (Velickovic et al. 2018, equations
+    """Additive attention over the neighbors and the root itself (Velickovic et al. 2018, equations
     1 to 5).
 
     By associativity a.(W e) = (W^T a).e and sum w (W e) = W (sum w e): root rows are projected, not
-    neighbour rows.
+    neighbor rows.
     """
 
     has_time: ClassVar[bool] = False
@@ -29,7 +29,7 @@ class GATLayer(nn.Module):
         nn.init.xavier_uniform_(self.to_entry)
 
     def forward(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor, last: bool) -> Tensor:
-        # Project the roots; the neighbours' projection is folded into the scores.
+        # Project the roots; the neighbors' projection is folded into the scores.
         entry_UKD = torch.cat(parts, -1)
         own_UHW = self.root(root_UD).unflatten(1, self.to_root.shape)
         weight_HWD = self.entry.weight.view(self.heads, own_UHW.shape[2], -1)
@@ -54,10 +54,10 @@ class GATLayer(nn.Module):
     def _shares(
         self, own_UHW: Tensor, entry_UKD: Tensor, weight_HWD: Tensor, mask_UK: Tensor
     ) -> Tensor:
-        """Weights of the neighbours and, last, of the root itself: float32[U, K + 1, heads]."""
+        """Weights of the neighbors and, last, of the root itself: float32[U, K + 1, heads]."""
         folded_HD = torch.einsum("hw,hwd->hd", self.to_entry, weight_HWD)
 
-        # Scores of the neighbours and of the root itself; the slope of 0.2 is the paper's.
+        # Scores of the neighbors and of the root itself; the slope of 0.2 is the paper's.
         asked_UH = (own_UHW * self.to_root).sum(-1)
         score_UKH = leaky_relu(asked_UH[:, None] + entry_UKD @ folded_HD.T, 0.2).masked_fill(
             ~mask_UK[..., None], -1e9

@@ -1,4 +1,4 @@
-"""GCN (Kipf and Welling 2017) over sampled neighbours."""
+"""GCN (Kipf and Welling 2017) over sampled neighbors."""
 
 from typing import ClassVar
 
@@ -22,7 +22,7 @@ class GCNLayer(nn.Module):
         super().__init__()
         self.linear = nn.Linear(entry_dim, dim)
 
-        # As in the paper, since averages of neighbours are small.
+        # As in the paper, since averages of neighbors are small.
         nn.init.xavier_uniform_(self.linear.weight)
 
     def forward(
@@ -39,7 +39,7 @@ class GCNLayer(nn.Module):
 
 
 class GCNEncoder(Encoder):
-    """Layers over all hops but the deepest, which only counts the neighbours of the nodes before.
+    """Layers over all hops but the deepest, which only counts the neighbors of the nodes before.
 
     A degree is 1 for the node itself plus 1 for each sampled edge. So the result equals Kipf and
     Welling's for nodes with at most `model.neighbors` edges; for others it is that of the sampled

@@ -18,7 +18,7 @@ class SAGELayer(nn.Module):
         self.mean = nn.Linear(entry_dim, dim, bias=False)
 
     def forward(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor, last: bool) -> Tensor:
-        # The mean over neighbours without padding; zeros for a root without neighbours.
+        # The mean over neighbors without padding; zeros for a root without neighbors.
         entry_UKD = torch.cat(parts, -1)
         count = mask_UK.sum(1, keepdim=True).clamp_min(1)
         mean = (entry_UKD * mask_UK[..., None]).sum(1) / count

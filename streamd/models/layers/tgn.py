@@ -8,7 +8,7 @@ from streamd.models.layers.attention import NeighborAttention
 
 
 class TGNLayer(nn.Module):
-    """One attention layer over recent neighbours (Rossi et al. 2020, section 3.1, in the form of
+    """One attention layer over recent neighbors (Rossi et al. 2020, section 3.1, in the form of
     PyG's example)."""
 
     has_time: ClassVar[bool] = True

@@ -201,7 +201,7 @@ class Memory:
         """Apply the log's deletes of nodes before the cut: remove their states, and the messages to
         them.
 
-        Neighbours keep what they learned from a node. `over` calls it before it applies pending
+        Neighbors keep what they learned from a node. `over` calls it before it applies pending
         messages.
         """
         due = deletes.until(self.edge).node
