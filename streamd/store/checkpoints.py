@@ -133,8 +133,8 @@ def upload_checkpoint(
             old = past.find_unchanged(path, stat)
             if path in APPENDED:
                 old = past.file(path)
-                goes_on = old.size <= size and holds(local.folder / path, old)
-                old = old if goes_on else NO_FILE
+                is_continued = old.size <= size and holds(local.folder / path, old)
+                old = old if is_continued else NO_FILE
             wanted = append_range(path, size, 0, old)
             files.append(sender.send(local.folder, wanted))
             if path not in APPENDED:

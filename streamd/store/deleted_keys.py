@@ -39,13 +39,13 @@ class Searched:
 
 
 class TopicRecord(NamedTuple):
-    """A record of a topic. texts: its key and headers, as bytes. goes_on: whether its value
+    """A record of a topic. texts: its key and headers, as bytes. continues: whether its value
     continues that of the record before it. headers: as pairs."""
 
     offset: int
     value: bytes
     texts: tuple[bytes, ...]
-    goes_on: bool
+    continues: bool
     headers: tuple[tuple[str, bytes], ...] = ()
 
 
@@ -185,8 +185,8 @@ class DeletedSearch:
                 yield from self._in(where, [text])
 
             # The value may begin or end amid a key.
-            before = before if record.goes_on else b""
-            after = later.value[: self._most] if later is not None and later.goes_on else b""
+            before = before if record.continues else b""
+            after = later.value[: self._most] if later is not None and later.continues else b""
             for key, at in self._find([record.value], before, after).items():
                 yield Found(where, max(0, at), key)
             before = (before + record.value)[-self._most :]

@@ -85,8 +85,8 @@ def files_to_store(snapshot: Snapshot, earlier: Earlier) -> Iterator[PendingFile
     segments = {s.path: s for s in earlier.state.segments} if earlier.state else {}
     for segment in state.segments:
         known = segments.get(segment.path)
-        goes_on = known is not None and known.revision == segment.revision
-        yield from _segment_files(snapshot, segment, earlier if goes_on else None)
+        is_continued = known is not None and known.revision == segment.revision
+        yield from _segment_files(snapshot, segment, earlier if is_continued else None)
 
     # Files that commits append to, and the journal up to the commit.
     for path, file in state.files.items():
@@ -106,8 +106,8 @@ def files_to_store(snapshot: Snapshot, earlier: Earlier) -> Iterator[PendingFile
 
 def append_range(path: str, size: int, revision: int, old: StoredFile) -> PendingFile:
     """A file with first bytes that may be stored already."""
-    goes_on = old.revision == revision and old.size <= size
-    kept = _worth_keeping(old.pieces) if goes_on else []
+    is_continued = old.revision == revision and old.size <= size
+    kept = _worth_keeping(old.pieces) if is_continued else []
     missing = _without([(0, size)] if size else [], kept)
     return PendingFile(
         path=path, size=size, revision=revision, kept=tuple(kept), extents=tuple(missing)

@@ -25,7 +25,7 @@ def find_in_changelog(
         for entry in decode_records([(record.offset, record.headers, record.value)]):
             if not isinstance(entry, Record):
                 continue
-            data = (kept if record.goes_on else b"") + _of_keys(entry)
+            data = (kept if record.continues else b"") + _of_keys(entry)
             for row, number in rows.items():
                 if (at := data.find(row)) >= 0:
                     yield Found(f"{KEYS} in {topic} at offset {record.offset}", at, number)

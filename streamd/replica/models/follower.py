@@ -251,8 +251,8 @@ def fetch_version(
         if (registry.folder / manifest.name / file).exists()
     }
     # The folder that is replaced lacks memory, or is of an earlier version of this name.
-    beside = registry.folder / f".{version.name}.fetched{SCRATCH}"
-    DISK.remove_folder(beside)
-    download_version(store, version, beside, with_memory, own)
+    scratch = registry.folder / f".{version.name}.fetched{SCRATCH}"
+    DISK.remove_folder(scratch)
+    download_version(store, version, scratch, with_memory, own)
     fetched()
-    registry.put(version.name, beside)
+    registry.put(version.name, scratch)

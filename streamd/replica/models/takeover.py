@@ -127,11 +127,11 @@ class Takeover:
         stored = decoded_moves(path.read_bytes()) if path.exists() else []
         # Manual moves are sent at once, others after the checkpoint. So if the checkpoint lacks the
         # topic's last move, that is a manual move after all moves of the checkpoint.
-        told = state.moves
-        moves = stored if not told or told[-1] in stored else told
+        topic_moves = state.moves
+        moves = stored if not topic_moves or topic_moves[-1] in stored else topic_moves
         self._on_step("moves")
         # Servers here do not follow moves that only the checkpoint has.
-        self._registry.journal.show(told[-1] if told else None)
+        self._registry.journal.show(topic_moves[-1] if topic_moves else None)
         if moves and self._registry.journal.moves() != moves:
             self._registry.journal.replace(moves)
         return len(moves)

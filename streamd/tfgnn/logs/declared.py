@@ -288,12 +288,14 @@ def reversed_edge_set(name: str, schema: GraphSchema) -> str | None:
     one = schema.edge_sets[name]
     if not is_reversed(one):
         return None
-    told, file = metadata_value(one, REVERSE_OF), one.metadata.filename
+    forward_name, file = metadata_value(one, REVERSE_OF), one.metadata.filename
     other: str
     # The metadata names the reversed edge set; in other schemas, both have the same file.
     for other, forward in sorted(schema.edge_sets.items()):
         if (forward.source, forward.target) != (one.target, one.source) or is_reversed(forward):
             continue
-        if other == told or (told is None and file and file == forward.metadata.filename):
+        if other == forward_name or (
+            forward_name is None and file and file == forward.metadata.filename
+        ):
             return other
     return None

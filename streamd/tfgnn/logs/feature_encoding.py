@@ -44,11 +44,11 @@ class Encoder:
         features. Raises: TFGNNError if a feature has no column, or a column of another type."""
         self.rounded = NOTHING
         location = f"{kind} {one.name!r}"
-        told = features_in_metadata(its, location)
+        given = features_in_metadata(its, location)
         # A log stores the hash or the n-grams of a text instead of the text, and so do tables that
         # were exported from a log.
         self._is_ours = {
-            n for n, f in told.items() if n in one.features and _is_same(f, one.features[n])
+            n for n, f in given.items() if n in one.features and _is_same(f, one.features[n])
         }
         stored = {n: _as_vector(one.features[n]) for n in self._is_ours if one.features[n].text}
         self._one = one = replace(one, features={**one.features, **stored})
@@ -59,7 +59,7 @@ class Encoder:
         # Each declared feature needs a column of a fitting type, or a value for missing ones.
         for name, declared in one.features.items():
             if name in its.features:
-                is_hash = name in told and told[name].hash is not None
+                is_hash = name in given and given[name].hash is not None
                 if not takes(declared, its.features[name]) or (
                     is_hash and declared.type != "number" and name not in self._is_ours
                 ):

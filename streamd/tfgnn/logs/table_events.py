@@ -285,8 +285,8 @@ class TableEvents:
         """The unit of integers in a table's column of times."""
         if self._options.unit is not None:
             return self._options.unit
-        told = metadata_value(one, UNIT) if self._options.column in (None, TIME) else None
-        return told if told in UNIT_WORDS else self._options.stream_unit
+        unit = metadata_value(one, UNIT) if self._options.column in (None, TIME) else None
+        return unit if unit in UNIT_WORDS else self._options.stream_unit
 
     def _time_of(self, rows: Rows, times: Times, location: Location) -> Int64 | None:
         """The times of rows in microseconds, int64[R], None if they have none. Raises: TFGNNError,

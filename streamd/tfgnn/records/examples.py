@@ -174,16 +174,16 @@ def slots(keys: FeatureKeys) -> range:
 def _components(sets: list[tuple[SetKeys, Array]], where: str) -> int:
     """The number of components: the number of sizes of every set that has any, 1 if none has.
     Raises: TFGNNError if they differ."""
-    told: dict[int, str] = {}
+    words_of: dict[int, str] = {}
     for one, sizes in sets:
         if len(sizes):
-            told.setdefault(len(sizes), one.words)
-    if len(told) > 1:
-        (a, first), (b, second) = list(told.items())[:2]
+            words_of.setdefault(len(sizes), one.words)
+    if len(words_of) > 1:
+        (a, first), (b, second) = list(words_of.items())[:2]
         raise TFGNNError(
             f"{where}: {first} has {a} sizes and {second} has {b}.", "write one a component."
         )
-    return next(iter(told), 1)
+    return next(iter(words_of), 1)
 
 
 def _total(sizes: Array, location: str) -> int:
@@ -241,14 +241,14 @@ def _value(keys: FeatureKeys, columns: list[Column], num: int, location: str) ->
     is_absent = not any(len(column.values) for column in columns)
     rows = num
     lengths = []
-    told = iter(columns[1:])
+    length_columns = iter(columns[1:])
     # The dims after the last ragged one are those of its values.
     trailing = keys.shape[ragged_dims(keys.shape)[-1] :]
     for size in keys.shape[: len(keys.shape) - len(trailing)]:
         if size is not None:
             rows *= size
             continue
-        row_lengths = next(told).values
+        row_lengths = next(length_columns).values
         if is_absent:
             if rows > MAX_ABSENT_ROWS:
                 raise _count_error(columns[0], rows, num, location)

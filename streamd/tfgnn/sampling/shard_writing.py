@@ -116,13 +116,13 @@ def _begin(missing: dict[Path, Samples], draw: Draw, made: Any) -> None:
 
 def _write(path: Path) -> None:
     """Write a shard."""
-    told = 0
+    counted = 0
 
     def step(done: int) -> None:
-        nonlocal told
+        nonlocal counted
         # All processes add to one counter, so add the difference.
         with _made:
-            _made.value += done - told
-        told = done
+            _made.value += done - counted
+        counted = done
 
     step(write_records(path, in_batches(_missing[path], _draw, step)))
