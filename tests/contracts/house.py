@@ -37,12 +37,17 @@ WORDS = {
 """What is counted -> its words, and how many of 10,000 words a new room may have."""
 PARTICIPLE = re.compile(r"^_*(?:[a-z]+_)*?(?:told|taken|made|left|shown|kept|read_back|given|sent|held|seen|done|known|found|[a-z]{3,}ed)$")
 FIELD_WORDS = {
-    "ANOTHER": "PROMOTE_ANOTHER", "INSTEAD": "FALLBACK_NOTE", "_answer_now": "compute, or reply", "_carried": "_catch_up",
-    "_computed": "compute, or reply", "_let_through": "_await_acks", "_passes_freeing_memory": "run_freeing_memory",
-    "_show": "the verb for what happens, as _publish_position or _print", "_tried": "the verb of the attempt", "_wanted": "_target_name",
-    "go_on": "resume", "hide_deleted": "apply(changes) or drop_deleted", "leading": "leadership",
-    "led_here": "lead_request", "lies": "is stored", "models_mark": "checkpoint_marker", "own_holds": "retention_leases",
-    "shown_seq": "published_seq", "sights": "freshness", "stands": "is stored", "taken_back": "truncated",
+    "_answer_now": "compute, or reply", "_carried": "_catch_up", "_computed": "compute, or reply", "_let_through": "_await_acks",
+    "_passes_freeing_memory": "run_freeing_memory", "_show": "the verb for what happens, as _publish_position or _print",
+    "_tried": "the verb of the attempt", "_wanted": "_target_name", "ANOTHER": "PROMOTE_ANOTHER", "FreshSight": "FreshView",
+    "go_on": "resume", "go_on_behind": "skip_to", "goes_on": "continues", "hide_deleted": "apply(changes) or drop_deleted",
+    "Hoods": "EdgeQueries", "INSTEAD": "FALLBACK_NOTE", "Lane": "ProcessGroup", "leading": "leadership", "led_here": "lead_request",
+    "LedHere": "LeadershipCheck", "lies": "is stored", "LifeSigns": "HeartbeatWatch", "models_mark": "checkpoint_marker",
+    "neighbour": "neighbor", "neighbours": "neighbors", "OneWriter": "LockedFollower", "own_holds": "retention_leases",
+    "read_mark": "read_marker", "Reign": "TrainerTerm", "reign": "trainer_term", "shown_seq": "published_seq",
+    "ShownOffsets": "PublishedOffsets", "Sight": "EventView", "sights": "freshness", "sign_ns": "heartbeat_ns", "StaleSight": "StaleView",
+    "stands": "is stored", "taken_back": "truncated", "told_by_all": "gather_messages", "TrainersReign": "TrainerSession",
+    "Twin": "NightlyBaseline", "Twins": "Baselines",
 }
 """Names that are gone from the code and may not come back -> the field's word."""
 NO_PARTICIPLES = {"need", "feed", "seed", "speed", "indeed", "embed", "proceed", "succeed", "exceed", "shed", "bed", "red"}
