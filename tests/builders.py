@@ -115,7 +115,7 @@ def write_sets_log(path: Path, src, dst, time, sets, num_users: int = 20, waterm
 
 def feature_updates(reader: LogReader, until: int = 2**62) -> list[tuple[int, list[float]]]:
     """(node, values) of the updates of node features before an edge, in log order."""
-    return [(n, v.tolist()) for nodes, values in reader.feature_updates().until(until)
+    return [(n, v.tolist()) for nodes, values, _ in reader.feature_updates().until(until)
             for n, v in zip(nodes.tolist(), values, strict=True)]
 
 

@@ -116,19 +116,20 @@ class FeatureUpdates:
         self._rows = np.zeros(0, feature_row(dim))
         self._edge_U = np.zeros(0, np.int64)
 
-    def until(self, event: int) -> Iterator[tuple[Int64, Float32]]:
+    def until(self, event: int) -> Iterator[tuple[Int64, Float32, Int64]]:
         """Yield the next updates that come before the edge `event`, slice by slice.
 
-        Each slice is int64[U] nodes and float32[U, dim] values; of equal nodes the last is newest.
+        Each slice is int64[U] nodes, float32[U, dim] values and int64[U] numbers of events before
+        each; of equal nodes the last is newest.
         Raises: DataDirectoryError if the file ends too early.
         """
         while len(self._edge_U) or self._read_on():
             due = int(np.searchsorted(self._edge_U, event, side="right"))
-            rows = self._rows[:due]
+            rows, edge_U = self._rows[:due], self._edge_U[:due]
             self._rows = self._rows[due:]
             self._edge_U = self._edge_U[due:]
             if due:
-                yield rows["node"], rows["values"]
+                yield rows["node"], rows["values"], edge_U
             elif len(self._edge_U):
                 return
 

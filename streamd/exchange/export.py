@@ -249,7 +249,7 @@ def features_before(log: LogReader, end: int) -> tuple[Float32, Bools]:
     updates = log.feature_updates()
     out = np.zeros((log.num_nodes, updates.dim), np.float32)
     known = np.zeros(log.num_nodes, np.bool_)
-    for node, values in updates.until(end):
+    for node, values, _ in updates.until(end):
         out[node] = values
         known[node] = True
     return out, known

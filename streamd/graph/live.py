@@ -153,8 +153,8 @@ class LiveGraph:
 
     def take_features(self, until_event: int) -> None:
         """Apply the updates of node features before an event."""
-        for nodes, values in self._feature_updates.until(until_event):
-            self.features.take(nodes, values)
+        for nodes, values, events in self._feature_updates.until(until_event):
+            self.features.take(nodes, values, events)
 
     def apply(self, changes: Changes) -> None:
         """Hide deleted nodes and events in the graph, and the events that the log dropped."""

@@ -58,13 +58,16 @@ class Neighborhood:
     """The hops around some roots, and the M distinct nodes in them. No value is standardised or
     scaled.
 
-    node_M: int64 node ids, -1 for a node without events. node_MD: float32 features. The first hop's
-    roots are those of the query; the next hop's are the distinct nodes among the first hop's roots
-    and neighbors. windows: True if the hops are time windows instead, all with the same roots.
+    node_M: int64 node ids, -1 for a node without events. node_MD: float32 features. age_M: float32,
+    log(1 + number of events since a node's newest row of features), -1 without a row. The first
+    hop's roots are those of the query; the next hop's are the distinct nodes among the first hop's
+    roots and neighbors. windows: True if the hops are time windows instead, all with the same
+    roots.
     """
 
     node_M: Int64
     node_MD: Float32
+    age_M: Float32
     hops: tuple[Hop, ...]
     windows: bool = False
 
@@ -83,7 +86,9 @@ class Neighborhood:
         # The kept nodes get new indices, in the old order.
         renumber = np.cumsum(used) - 1
         hops = tuple(hop.rows(rows, renumber) for hop, rows in zip(self.hops, kept, strict=True))
-        return Neighborhood(self.node_M[used], self.node_MD[used], hops, self.windows)
+        return Neighborhood(
+            self.node_M[used], self.node_MD[used], self.age_M[used], hops, self.windows
+        )
 
 
 def sample_neighborhood(
@@ -124,4 +129,5 @@ def sample_neighborhood(
             )
         )
     node_MD = features.of(found.node_M)
-    return Neighborhood(found.node_M, node_MD, tuple(hops), windows=plan.window_us > 0)
+    age_M = features.positions.ages(found.node_M, before_event)
+    return Neighborhood(found.node_M, node_MD, age_M, tuple(hops), windows=plan.window_us > 0)

@@ -7,6 +7,7 @@ import numpy as np
 
 from streamd.events import Float32, Int64
 from streamd.graph.ownership import OwnedNodes
+from streamd.graph.row_positions import RowPositions
 from streamd.schema import Schema
 
 
@@ -19,8 +20,14 @@ class FeatureRows(Protocol):
     @property
     def num_bytes(self) -> int: ...
 
-    def take(self, node_U: Int64, values_UD: Float32) -> None:
-        """Apply further updates in log order; the last row of a repeated node counts."""
+    @property
+    def positions(self) -> RowPositions:
+        """The position of each node's newest row, of all nodes."""
+        ...
+
+    def take(self, node_U: Int64, values_UD: Float32, event_U: Int64) -> None:
+        """Apply further updates in log order; the last row of a repeated node counts. event_U:
+        int64[U], the number of events before each update."""
         ...
 
     def of(self, node_N: Int64) -> Float32:
@@ -47,14 +54,21 @@ class NodeFeatures:
         self._num_sets = schema.num_node_sets
         self._node_sets_of = node_sets_of
         self._values = np.zeros((0, dim), np.float32)
+        self._positions = RowPositions()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the allocated rows."""
-        return self._values.nbytes
+        """Bytes of the allocated rows and their positions."""
+        return self._values.nbytes + self._positions.num_bytes
 
-    def take(self, node_U: Int64, values_UD: Float32) -> None:
-        """Apply further updates in log order; the last row of a repeated node counts."""
+    @property
+    def positions(self) -> RowPositions:
+        return self._positions
+
+    def take(self, node_U: Int64, values_UD: Float32, event_U: Int64) -> None:
+        """Apply further updates in log order; the last row of a repeated node counts. event_U:
+        int64[U], the number of events before each update."""
+        self._positions.take(node_U, event_U)
         if self._owned is not None:
             kept = np.flatnonzero(self._owned.is_own(node_U))
             node_U, values_UD = self._owned.slots(node_U[kept]), values_UD[kept]

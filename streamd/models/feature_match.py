@@ -1,4 +1,4 @@
-"""The likeness of a candidate's features to those of the source's last neighbours."""
+"""The likeness of a candidate's features to those of the source's last neighbors."""
 
 from collections.abc import Sequence
 
@@ -7,13 +7,13 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from streamd.models.inference.standard_values import LEAST_NORM, MATCH_HIDDEN, MATCH_SCALE
-from streamd.models.inputs import HopInputs
+from streamd.models.inputs import HopInputs, LinkInputs
 from streamd.models.schema_inputs import SchemaInput
 
 
 class FeatureMatch(nn.Module):
     """Adds to a pair's logit by the match of features: the cosine of the candidate's features with
-    the sum of those of the source's sampled neighbours.
+    the sum of those of the source's sampled neighbors.
 
     A network reads the match together with the pair's facts, since features matter more for pairs
     that never met. Its last layer starts at zero. Nodes without features match nothing.
@@ -46,16 +46,41 @@ def match_vectors(
     0: their dot product is the match.
 
     raw_MD, features_MD: features of the nodes, raw and standardised; a node with zeros
-    alone has none. hops: of one neighbourhood, with the same roots.
+    alone has none. hops: of one neighborhood, with the same roots.
     """
-    features_MD = features_MD * (raw_MD != 0).any(1, keepdim=True)
+    near_UD, own_UD, _ = root_features(features_MD, (raw_MD != 0).any(1), hops)
+    return of_length_1(near_UD), of_length_1(own_UD)
+
+
+@torch.no_grad()
+def root_features(
+    features_MD: Tensor, has_M: Tensor, hops: Sequence[HopInputs]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For each of the U roots the sum of its neighbors' features, its own, float32[U, D] both, and
+    the number of its neighbors that have features, float32[U].
+
+    features_MD: standardised. has_M: bool, the nodes that have features. hops: of one
+    neighborhood, with the same roots.
+    """
+    features_MD = features_MD * has_M[:, None]
     near = [
         (embedding(hop.neighbor_UK, features_MD) * hop.mask_UK[..., None]).sum(1) for hop in hops
     ]
+    counts = [(has_M[hop.neighbor_UK] & hop.mask_UK).sum(1) for hop in hops]
     own_UD = embedding(hops[0].root_U, features_MD)
-    return _of_length_1(torch.stack(near).sum(0)), _of_length_1(own_UD)
+    return torch.stack(near).sum(0), own_UD, torch.stack(counts).sum(0).float()
 
 
-def _of_length_1(rows: Tensor) -> Tensor:
+def matches(inputs: LinkInputs, src_UD: Tensor, dst_UD: Tensor) -> Tensor:
+    """The match of each event's source and candidates, float32[E, C]. src_UD, dst_UD: as of
+    `match_vectors`."""
+    # One product for each event, also within `torch.autocast` in float32.
+    with torch.autocast(src_UD.device.type, enabled=False):
+        src_ED1 = embedding(inputs.src_E, src_UD)[..., None]
+        return torch.bmm(embedding(inputs.candidate_EC, dst_UD), src_ED1)[..., 0]
+
+
+def of_length_1(rows: Tensor) -> Tensor:
+    """Rows [U, D] divided by their lengths; zeros stay zeros."""
     out: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(LEAST_NORM)
     return out

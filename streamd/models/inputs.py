@@ -12,11 +12,12 @@ from torch import Tensor
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.neighborhood import Hop, Neighborhood
 from streamd.graph.sampler import TemporalSampler
+from streamd.models.inference.new_rates import is_new
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HopInputs:
-    """`streamd.graph.neighborhood.Hop` as tensors. A model without graph layers has no neighbours:
+    """`streamd.graph.neighborhood.Hop` as tensors. A model without graph layers has no neighbors:
     K = 0."""
 
     root_U: Tensor
@@ -40,13 +41,14 @@ class HopInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkInputs:
-    """E events with C candidates each, the true destination first, and the neighbourhood of the U
+    """E events with C candidates each, the true destination first, and the neighborhood of the U
     nodes among them.
 
     event_E: int64 event ids. facts_ECF: float32. src_E, candidate_EC: int64 indices among the U
     roots of the first hop. An event with fewer candidates repeats the true destination after them.
     weight_E: float32, 0 excludes an event from the loss. log_draws_EC: float32, of
-    `streamd.graph.recent_negatives.draw_for_learning`: only the loss reads it. The rest is
+    `streamd.graph.recent_negatives.draw_for_learning`: only the loss reads it. If the true
+    destination of an event with a weight was new (`is_new_E`), so were its negatives. The rest is
     `streamd.graph.neighborhood.Neighborhood` as tensors.
     """
 
@@ -58,6 +60,7 @@ class LinkInputs:
     log_draws_EC: Tensor
     node_M: Tensor
     node_MD: Tensor
+    age_M: Tensor
     hops: tuple[HopInputs, ...]
 
     @property
@@ -69,6 +72,12 @@ class LinkInputs:
         """Whether each column is a candidate, as `streamd.graph.ranking.is_candidate`: bool."""
         out = self.candidate_EC != self.candidate_EC[:, :1]
         out[:, 0] = True
+        return out
+
+    @property
+    def is_new_E(self) -> Tensor:
+        """Whether each event's true destination was never a destination before: bool."""
+        out: Tensor = is_new(self.facts_ECF[:, 0])
         return out
 
     @property
@@ -93,9 +102,13 @@ class LinkInputs:
             if name.startswith("hops."):
                 _, number, field = name.split(".")
                 hops.setdefault(int(number), {})[field] = tensors[name]
-        # Older releases stored no log_draws_EC: they drew all negatives uniformly.
-        uniform_EC = torch.zeros_like(tensors["candidate_EC"], dtype=torch.float32)
-        tensors = {"log_draws_EC": uniform_EC, **tensors}
+        # Older releases stored no log_draws_EC: they drew all negatives uniformly. Nor did they
+        # store ages of features, which only events with a new destination need: these had weight 0.
+        older = {
+            "log_draws_EC": torch.zeros_like(tensors["candidate_EC"], dtype=torch.float32),
+            "age_M": torch.full_like(tensors["node_M"], -1, dtype=torch.float32),
+        }
+        tensors = older | tensors
         rest = {f.name: tensors[f.name] for f in fields(cls) if f.name != "hops"}
         return cls(**rest, hops=tuple(HopInputs(**hops[n]) for n in sorted(hops)))
 
@@ -137,6 +150,7 @@ def link_inputs(
         log_draws_EC=torch.zeros(candidate_EC.shape),
         node_M=t(around.node_M),
         node_MD=t(around.node_MD),
+        age_M=t(around.age_M),
         hops=tuple(
             HopInputs(**{f.name: t(getattr(hop, f.name)) for f in fields(hop)})
             for hop in around.hops
@@ -152,7 +166,7 @@ def sampled_inputs(
     time_E: Int64,
     edge_rows: Callable[[Tensor], Tensor],
 ) -> LinkInputs:
-    """Inputs of events, each with neighbourhoods as of its own time, for a model without memory,
+    """Inputs of events, each with neighborhoods as of its own time, for a model without memory,
     pair facts and node features. Every source and candidate is a root of its own.
 
     Args: src_E, candidate_EC: int64 node ids, the true destination first; time_E: int64
@@ -163,8 +177,7 @@ def sampled_inputs(
     layers = sampler.sample(asked, np.concatenate([time_E, time_E.repeat(num_candidates)]))
     t = torch.from_numpy
 
-    # Nodes in the order of the layers: the roots, then the neighbours found by each hop, so that
-    # the roots of every hop come first.
+    # Nodes in the order of the layers, so that the roots of every hop come first.
     nodes = [asked]
     hops = []
     reached = len(asked)
@@ -202,6 +215,7 @@ def sampled_inputs(
         log_draws_EC=torch.zeros(num_events, num_candidates),
         node_M=node_M,
         node_MD=torch.zeros(len(node_M), 0),
+        age_M=torch.full((len(node_M),), -1.0),
         hops=tuple(hops),
     )
 
@@ -250,6 +264,7 @@ def joined_inputs(inputs: Sequence[LinkInputs]) -> LinkInputs:
         log_draws_EC=cat("log_draws_EC", inputs),
         node_M=cat("node_M", inputs),
         node_MD=cat("node_MD", inputs),
+        age_M=cat("age_M", inputs),
         hops=tuple(hops),
     )
 
@@ -267,6 +282,7 @@ def some_events(
     around = Neighborhood(
         np.arange(len(inputs.node_M)),
         inputs.node_MD.numpy(),
+        inputs.age_M.numpy(),
         tuple(Hop(**{f.name: getattr(h, f.name).numpy() for f in fields(h)}) for h in inputs.hops),
         windows,
     ).subset(roots)
@@ -296,7 +312,7 @@ def without_deleted(
     is_deleted: Callable[[Int64], Bools],
 ) -> tuple[LinkInputs, Tensor] | None:
     """Remove deleted nodes and events from inputs and states: deleted events get weight 0, deleted
-    neighbours are masked, features of deleted nodes are zero.
+    neighbors are masked, features of deleted nodes are zero.
 
     Args: is_gone: whether node ids are deleted; is_deleted: whether event ids are deleted as single
     edges. Returns: None if nothing in the inputs is deleted.
@@ -311,7 +327,7 @@ def without_deleted(
         | gone_U[inputs.candidate_EC[:, 0]]
     )
 
-    # Neighbours that are deleted, or that a deleted event leads to.
+    # Neighbors that are deleted, or that a deleted event leads to.
     hops = []
     hidden = False
     for hop in inputs.hops:
@@ -343,4 +359,5 @@ def without_deleted(
         weight_E=inputs.weight_E * kept_E,
         hops=tuple(hops),
         node_MD=inputs.node_MD * kept_M,
+        age_M=inputs.age_M.masked_fill(gone_M, -1.0),
     ), state_MD * kept_M

@@ -16,9 +16,15 @@ from streamd.graph.facts.columns import num_facts
 from streamd.graph.neighborhood import SamplingPlan
 from streamd.models.architectures import architecture_of
 from streamd.models.device_arrays import Array, as_tensor
-from streamd.models.feature_match import FeatureMatch, match_vectors
+from streamd.models.feature_match import FeatureMatch, matches, of_length_1, root_features
 from streamd.models.inference.new_rates import COUNTS
-from streamd.models.inference.stored_weights import HISTORY_WEIGHT, MATCH, with_all_facts
+from streamd.models.inference.standard_values import NEW_HIDDEN
+from streamd.models.inference.stored_weights import (
+    HISTORY_WEIGHT,
+    MATCH,
+    NEW_SCORE,
+    with_all_facts,
+)
 from streamd.models.inputs import LinkInputs
 from streamd.models.labels import LabelHead, LabelHeads, LabelInputs
 from streamd.models.layers.dropout import half_dropout
@@ -27,6 +33,7 @@ from streamd.models.memory.edge_rows import EdgeRows
 from streamd.models.memory.memory import Memory
 from streamd.models.memory.updater import MemoryUpdater
 from streamd.models.new_destinations import NewDestinations
+from streamd.models.new_score import LOG_NEGATIVES, NewScore
 from streamd.models.pair import pair_network
 from streamd.models.schema_inputs import SchemaInput
 from streamd.models.standardize import RunningStandardizer, standardizer
@@ -46,7 +53,8 @@ with others."""
 
 class LinkModel(nn.Module):
     """logit = pair(facts) + residual(embeddings) + match of features; `model.name: pair` has the
-    first part alone, and streams without node features have no match.
+    first part alone, and streams without node features have no match. The logit of a new
+    destination is its rate + a score by features.
 
     The residual's last layer starts at zero, so training starts from the pair network and learns a
     correction. Without `model.pair_facts` the logit is the residual alone, undamped: the model as
@@ -74,7 +82,7 @@ class LinkModel(nn.Module):
         self.node_stats = standardizer(schema.node_feature_dim, schema.all_node_columns)
         self.register_buffer("gap_us", torch.zeros((), dtype=torch.float64))
 
-        # Destinations without an event get a logit that is not learned.
+        # The logit of destinations without an event has a part that is not learned.
         self.new_destinations = NewDestinations(schema.num_edge_sets)
 
         # Every model has a pair network; without `model.pair_facts` it is not used.
@@ -106,6 +114,9 @@ class LinkModel(nn.Module):
         self.feature_match = None
         if self.has_graph and settings.pair_facts and schema.node_feature_dim:
             self.feature_match = FeatureMatch(facts)
+        self.new_score = None
+        if self.feature_match is not None:
+            self.new_score = NewScore(facts, schema.node_feature_dim)
 
     def schema_inputs(self) -> dict[str, SchemaInput]:
         return {
@@ -119,7 +130,7 @@ class LinkModel(nn.Module):
 
     @property
     def plan(self) -> SamplingPlan:
-        """The sampling plan of its neighbours."""
+        """The sampling plan of its neighbors."""
         return self.architecture.plan(self.settings)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -132,8 +143,9 @@ class LinkModel(nn.Module):
         own, num_sets = self.state_dict(), self.schema.num_edge_sets
         absent = (HISTORY_WEIGHT, COUNTS)
         full = {n: torch.zeros_like(t) for n, t in own.items() if n in absent}
-        # A match that was not stored starts as in a new model: it adds nothing.
-        full |= {n: t for n, t in own.items() if n.startswith(MATCH)}
+        # A match and a score of new destinations that were not stored start as in a new model:
+        # they add nothing.
+        full |= {n: t for n, t in own.items() if n.startswith((MATCH, NEW_SCORE))}
         for name, weight in weights.items():
             shape = own[name].shape if name in own else ()
             full[name] = with_all_facts(as_tensor(weight), shape, num_sets, name)
@@ -214,13 +226,13 @@ class LinkModel(nn.Module):
 
     def embed(self, inputs: LinkInputs, state_MD: Tensor) -> Tensor:
         """Embeddings of the U roots, float32[U, D], from the states of the M nodes of their
-        neighbourhood."""
+        neighborhood."""
         h_MD = self.encoder.start(inputs.node_M, state_MD, self.node_stats(inputs.node_MD))
         out: Tensor = self.encoder(h_MD, inputs.hops, self.edge_stats, self.gap())
         return out
 
     def neighbor_weights(self, inputs: LinkInputs, state_MD: Tensor) -> tuple[Tensor, ...]:
-        """Attention weights of the U roots' neighbours, float32[U, K]: of the first hop, or for
+        """Attention weights of the U roots' neighbors, float32[U, K]: of the first hop, or for
         each window of time. An empty tuple for a model without attention."""
         h_MD = self.encoder.start(inputs.node_M, state_MD, self.node_stats(inputs.node_MD))
         out: tuple[Tensor, ...] = self.encoder.weights(
@@ -240,29 +252,52 @@ class LinkModel(nn.Module):
         added = in_float32(self.head_out, hidden_ECD)[..., 0]
         return added if self.training else self.mask_new(added, inputs.facts_ECF)
 
-    def match_vectors(self, inputs: LinkInputs) -> tuple[Tensor, Tensor]:
-        """`match_vectors` of the U roots; zero columns for a model without a match of features."""
-        if self.feature_match is None:
+    def feature_vectors(self, inputs: LinkInputs) -> tuple[Tensor, Tensor]:
+        """The vectors of the U roots as sources and as destinations by their features: those of the
+        match, then those of the score of new destinations. Zero columns for a model without."""
+        if self.new_score is None:
             none = inputs.node_MD.new_zeros(len(inputs.hops[0].root_U), 0)
             return none, none
         # The one-hot of the node sets comes before the features.
         first = self.schema.all_node_columns[0].start
-        raw_MD, features_MD = inputs.node_MD, self.node_stats(inputs.node_MD)
+        has_M = (inputs.node_MD[:, first:] != 0).any(1)
         # Windows of time have the same roots; otherwise deeper hops have other roots.
         hops = inputs.hops if self.plan.window_us else inputs.hops[:1]
-        return match_vectors(raw_MD[:, first:], features_MD[:, first:], hops)
+        near_UD, own_UD, count_U = root_features(self.node_stats(inputs.node_MD), has_M, hops)
+        age_U = inputs.age_M[hops[0].root_U]
+        new_src_UH, new_dst_UH = self.new_score.vectors(near_UD, count_U, own_UD, age_U)
+        return (
+            torch.cat([of_length_1(near_UD[:, first:]), new_src_UH], 1),
+            torch.cat([of_length_1(own_UD[:, first:]), new_dst_UH], 1),
+        )
 
-    def match_logits(self, inputs: LinkInputs) -> Tensor:
-        """The addition of the match of features to each pair's logit: float32[E, C]. Only for a
-        model that has one."""
-        assert self.feature_match is not None
-        src_UD, dst_UD = self.match_vectors(inputs)
-        # One product for each event, also within `torch.autocast` in float32.
-        with torch.autocast(src_UD.device.type, enabled=False):
-            src_ED1 = embedding(inputs.src_E, src_UD)[..., None]
-            match_EC = torch.bmm(embedding(inputs.candidate_EC, dst_UD), src_ED1)[..., 0]
-        added: Tensor = self.feature_match(self.fact_stats(inputs.facts_ECF), match_EC)
-        return added if self.training else self.mask_new(added, inputs.facts_ECF)
+    def with_features(self, logits_EC: Tensor, inputs: LinkInputs) -> Tensor:
+        """Logits with the match of features of known destinations, and the score of new ones:
+        float32[E, C]. Only for a model that has both."""
+        assert self.feature_match is not None and self.new_score is not None
+        src_UA, dst_UA = self.feature_vectors(inputs)
+        own = src_UA.shape[1] - NEW_HIDDEN - 1
+        match_EC = matches(inputs, src_UA[:, :own], dst_UA[:, :own])
+        facts_ECF = self.fact_stats(inputs.facts_ECF)
+        added: Tensor = self.feature_match(facts_ECF, match_EC)
+        src_EH, dst_UH = embedding(inputs.src_E, src_UA[:, own:]), dst_UA[:, own:]
+
+        # In training, all candidates of an event with a new destination are new. The binary loss
+        # compares one true candidate with NUM_LEARNED negatives.
+        if self.training:
+            dst_ECH = embedding(inputs.candidate_EC, dst_UH)
+            score_EC = self.new_score(facts_ECF, match_EC, src_EH[:, None], dst_ECH)
+            is_new_E1 = inputs.is_new_E[:, None]
+            return torch.where(is_new_E1, score_EC - LOG_NEGATIVES, logits_EC + added)
+
+        # In scoring, few candidates are new.
+        logits_EC = logits_EC + self.mask_new(added, inputs.facts_ECF)
+        event_N, column_N = self.new_destinations.replaces(inputs.facts_ECF).nonzero(as_tuple=True)
+        if len(event_N):
+            at = event_N, column_N
+            dst_NH = embedding(inputs.candidate_EC[at], dst_UH)
+            logits_EC[at] += self.new_score(facts_ECF[at], match_EC[at], src_EH[event_N], dst_NH)
+        return logits_EC
 
     def asked_set(self, facts_F: Tensor) -> Tensor:
         """The head's term for the edge set of facts [..., F]: [..., D]. Only for models of several
@@ -279,11 +314,11 @@ class LinkModel(nn.Module):
 
     def projections(self, z_UD: Tensor, inputs: LinkInputs) -> tuple[Tensor, Tensor]:
         """The vectors of the U roots as sources and as destinations, which a server may cache: the
-        head's projections, then `match_vectors`. float32[U, D + columns of the match] each."""
-        match_src_UA, match_dst_UA = self.match_vectors(inputs)
+        head's projections, then `feature_vectors`. float32[U, D + columns of these] each."""
+        src_UA, dst_UA = self.feature_vectors(inputs)
         return (
-            torch.cat([self.head_src(z_UD), match_src_UA], 1),
-            torch.cat([self.head_dst(z_UD), match_dst_UA], 1),
+            torch.cat([self.head_src(z_UD), src_UA], 1),
+            torch.cat([self.head_dst(z_UD), dst_UA], 1),
         )
 
     def residual_of(self, facts_RF: Tensor, src_RD: Tensor, dst_RD: Tensor) -> Tensor:
@@ -294,10 +329,18 @@ class LinkModel(nn.Module):
         if self.head_set is not None:
             src_RH = src_RH + self.asked_set(facts_RF)
         out = self.head_logits(src_RH, dst_RH)
-        if self.feature_match is not None:
-            match_R = (src_RD[:, d:] * dst_RD[:, d:]).sum(1)
-            out = out + self.feature_match(self.fact_stats(facts_RF), match_R)
-        return self.mask_new(out, facts_RF)
+        if self.feature_match is None or self.new_score is None:
+            return self.mask_new(out, facts_RF)
+        facts, own = self.fact_stats(facts_RF), slice(d, src_RD.shape[1] - NEW_HIDDEN - 1)
+        match_R = (src_RD[:, own] * dst_RD[:, own]).sum(1)
+        out = self.mask_new(out + self.feature_match(facts, match_R), facts_RF)
+
+        # Usually few are new.
+        new_N = self.new_destinations.replaces(facts_RF).nonzero()[:, 0]
+        if len(new_N):
+            src_NH, dst_NH = src_RD[new_N, own.stop :], dst_RD[new_N, own.stop :]
+            out[new_N] = self.new_score(facts[new_N], match_R[new_N], src_NH, dst_NH)
+        return out
 
     def mask_new(self, added: Tensor, facts: Tensor) -> Tensor:
         """Set the graph's part [...] to 0 for new destinations. facts: [..., F]."""
@@ -341,13 +384,14 @@ class LinkModel(nn.Module):
         logits = self.pair_logits(inputs.facts_ECF)
         if self.has_graph:
             logits = logits + self.residual(self.embed(inputs, state_MD), inputs, dropout)
-        if self.feature_match is not None:
-            logits = logits + self.match_logits(inputs)
+        if self.new_score is not None:
+            logits = self.with_features(logits, inputs)
         return logits
 
     def optimizer(self, learning_rate: float) -> torch.optim.AdamW:
-        """AdamW: pair network, label heads and the match of features at the full rate, the rest
-        slower and with weight decay; without pair facts, everything at the full rate."""
+        """AdamW: pair network, label heads, match of features and score of new destinations at the
+        full rate, the rest slower and with weight decay; without pair facts, everything at the full
+        rate."""
         # On a GPU one kernel updates all weights, and a CUDA graph can capture it.
         on_gpu = self.device.type == "cuda"
         kernels: Any = {"fused": True, "capturable": True} if on_gpu else {"foreach": True}
@@ -358,7 +402,7 @@ class LinkModel(nn.Module):
         pair = list(self.pair.parameters())
         heads = [m for m in self.modules() if isinstance(m, LabelHead)]
         pair += [p for head in heads for p in head.net.parameters()]
-        own_groups = ("pair.", "label_head.", MATCH)
+        own_groups = ("pair.", "label_head.", MATCH, NEW_SCORE)
         rest = [p for n, p in self.named_parameters() if not n.startswith(own_groups)]
 
         # The pair network learns at the full rate, the graph's residual slower.
@@ -375,6 +419,9 @@ class LinkModel(nn.Module):
         if self.feature_match is not None:
             match = list(self.feature_match.parameters())
             groups.append({"params": match, "lr": learning_rate, "weight_decay": 0.0})
+        if self.new_score is not None:
+            score = list(self.new_score.parameters())
+            groups.append({"params": score, "lr": learning_rate, "weight_decay": 0.0})
         return torch.optim.AdamW(groups, **kernels)
 
     def gap(self) -> Tensor:

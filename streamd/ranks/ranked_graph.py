@@ -18,6 +18,7 @@ from streamd.graph.blocks.hops import (
     sample_hops,
 )
 from streamd.graph.node_features import NodeFeatures
+from streamd.graph.row_positions import RowPositions
 from streamd.ranks.process_group import ProcessGroup
 from streamd.ranks.row_exchange import Route
 
@@ -107,9 +108,13 @@ class RankedFeatures:
     def num_bytes(self) -> int:
         return self._own.num_bytes
 
-    def take(self, node_U: Int64, values_UD: Float32) -> None:
+    @property
+    def positions(self) -> RowPositions:
+        return self._own.positions
+
+    def take(self, node_U: Int64, values_UD: Float32, event_U: Int64) -> None:
         """Apply updates of any nodes, as `NodeFeatures.take`."""
-        self._own.take(node_U, values_UD)
+        self._own.take(node_U, values_UD, event_U)
 
     def of(self, node_N: Int64) -> Float32:
         """As `NodeFeatures.of` with all nodes; all ranks call it at the same time."""

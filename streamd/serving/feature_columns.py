@@ -23,9 +23,9 @@ class FeatureColumns(NodeFeatures):
         """Bytes of the rows, including spare capacity."""
         return super().num_bytes + self._has_row.nbytes
 
-    def take(self, node_U: Int64, values_UD: Float32) -> None:
+    def take(self, node_U: Int64, values_UD: Float32, event_U: Int64) -> None:
         """Apply further updates in log order; the last one of a node wins."""
-        super().take(node_U, values_UD)
+        super().take(node_U, values_UD, event_U)
         if not len(node_U):
             return
         # The base class may have grown its rows.

@@ -403,7 +403,7 @@ class Learner:
         """Returns: measures of all ranks' held-out events; whether this rank's logits are
         finite."""
         held = [
-            ((1 - w) * s.inputs.weight_E > 0).numpy()
+            (((1 - w) * s.inputs.weight_E > 0) & ~s.inputs.is_new_E).numpy()
             for s, w in zip(self.chunks, weights, strict=True)
             if s is not None
         ]
@@ -419,12 +419,14 @@ class Learner:
         return measured, all(is_finite for _, is_finite in after)
 
     def _logits_of(self, chunk: ReplayChunk) -> tuple[Float32, bool]:
-        """Returns: logits of events with weight above 0, float32[E, 11]; whether all are finite."""
+        """Returns: logits of events with weight above 0 and a known destination, float32[E, 11];
+        whether those of all weighted ones are finite."""
         inputs, state_MD = self.transfer.inputs(chunk.inputs), self.transfer.send(chunk.state_MD)
         logits_EC: Float32 = self.model(inputs, state_MD).cpu().numpy()
         own_E = chunk.inputs.weight_E.numpy() > 0
+        known_E = own_E & ~chunk.inputs.is_new_E.numpy()
         ranked_EC = among_candidates(logits_EC, chunk.inputs.is_candidate_EC.numpy())
-        return ranked_EC[own_E], bool(np.isfinite(logits_EC[own_E]).all())
+        return ranked_EC[known_E], bool(np.isfinite(logits_EC[own_E]).all())
 
     def _advance_all(self) -> None:
         """Update memory with the window's chunks and all deletes, under the present weights."""

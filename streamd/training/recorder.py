@@ -23,6 +23,7 @@ from streamd.graph.negatives import (
     Pools,
 )
 from streamd.graph.neighborhood import Neighborhood, sample_neighborhood
+from streamd.graph.new_negatives import draw_new
 from streamd.graph.node_features import FeatureRows, NodeFeatures
 from streamd.graph.recent_negatives import RecentDestinations, draw_for_learning
 from streamd.graph.temporal import TemporalGraph
@@ -60,10 +61,11 @@ class Chunk:
     training (`SCORED` and `LEARNED` are their columns), fewer in a log of few destinations
     (`LinkInputs.is_candidate_EC`); None if no event is scored.
     learn: the same events with the candidates for training.
-    known_E: bool[E], whether each event's destination was a destination before. Other events have
-    weight 0 in training: all negatives were seen before, so an unseen destination would be true by
-    construction, and the model would learn to rank unknown nodes first. In a backtest with older
-    facts, events have weight 0 too if those facts lack the destination.
+    known_E: bool[E], whether each event's destination was a destination before. Of other events the
+    negatives for training were never seen before either (`draw_new`); without such they have weight
+    0: an unseen destination would be true by construction, and the model would learn to rank
+    unknown nodes first. In a backtest with older facts, events have weight 0 too if those facts
+    lack the destination.
     num_others_E: int64[E], number of other destinations of its set known before each event.
     labels: labels with a time after the previous chunk's last event and up to this chunk's last
     one, with inputs at the chunk's start; they come with the last slice.
@@ -189,7 +191,14 @@ class Recorder:
             features,
         )
         self.view: EventView = FreshView(self.live)
-        self._sampling = architecture_of(settings.model).plan(settings.model)
+        architecture = architecture_of(settings.model)
+        self._sampling = architecture.plan(settings.model)
+        # As of `NewScore`: only such models distinguish new destinations.
+        self._learns_new = (
+            architecture.score == "vectors"
+            and settings.model.pair_facts
+            and log.state.schema.node_feature_dim > 0
+        )
 
     @property
     def edge(self) -> int:
@@ -309,18 +318,23 @@ class Recorder:
         # training.
         scored = pool.draw(event, dst, known, NUM_SCORED, SCORED_SEED)
         learned, log_draws = draw_for_learning(pool, recent, event, dst)
+        is_learned = is_known.copy()
+        new = np.flatnonzero(~is_known)
+        if self._learns_new and len(new):
+            learned[new], is_learned[new] = self._draw_new(pool, event[new], dst[new], known[new])
+            log_draws[new] = 0.0
         candidates = np.concatenate([dst[:, None], scored, learned], 1)
 
         # Facts at each event; this call advances them.
         facts = self.view.facts(part, until, chosen_A, candidates)
 
-        # Neighborhoods. Events with an unseen destination get weight 0.
+        # Neighborhoods. Events that cannot be learned get weight 0.
         score = learn = None
         if num_events:
             query_us = self._time_before(before_event)
             src = part.src_E[chosen_A]
             score, learn = self._inputs(event, facts, src, candidates, before_event, query_us)
-            is_learned = is_known & self.view.knows_destination(facts[:, 0])
+            is_learned &= ~is_known | self.view.knows_destination(facts[:, 0])
             learn = replace(
                 learn,
                 weight_E=torch.from_numpy(is_learned).float(),
@@ -335,6 +349,11 @@ class Recorder:
             num_others_E=pool.num_others(dst, known),
             num_events=num_events,
         )
+
+    def _draw_new(self, pool: Pools, event: Int64, dst: Int64, known: Int64) -> tuple[Int64, Bools]:
+        """Draw the negatives of events with a new destination, as `draw_new`."""
+        positions, deleted = self.live.features.positions, self._log.deletions.nodes
+        return draw_new(pool, positions, deleted, event, dst, known)
 
     def _time_before(self, edge: int) -> int:
         """Event time, microseconds, of the event before `edge`, or of the log's first event."""

@@ -44,8 +44,8 @@ def test_the_newest_features_before_any_edge_are_in_force_for_readers_behind_the
         # The first keeps up, the second lags, the third hardly moves.
         for (updates, newest, stands), most in zip(roles, (10**9, 9, 2), strict=True):
             stands[0] = min(stands[0] + int(rng.integers(0, most)), reader.num_edges)
-            for nodes, values in updates.until(stands[0]):
-                newest.take(nodes, values)
+            for update in updates.until(stands[0]):
+                newest.take(*update)
             want = np.zeros((NODES, 2), np.float32)
             for edge, node, values in every:
                 if edge <= stands[0]:
@@ -63,14 +63,14 @@ def test_compaction_meanwhile_takes_nothing_but_the_deleted_nodes_features(tmp_p
     writer.commit(commit_of(rng, 0, 20, 60), Progress(), 20)
     reader = LogReader.open(tmp_path)
     before, half = feature_updates(reader), reader.feature_updates()
-    early = [n for nodes, _ in half.until(7) for n in nodes.tolist()]
+    early = [n for nodes, *_ in half.until(7) for n in nodes.tolist()]
     gone = np.zeros(1, DELETION)
     gone["src"], gone["dst"], gone["time"] = 3, -1, -1
     writer.commit(dataclasses.replace(empty_batch(SCHEMA), deletions_X=gone), Progress(), 21)
     compact(writer)
     reader.refresh()
     assert feature_updates(reader) == [(n, v if n != 3 else [0.0, 0.0]) for n, v in before] and (3, [0.0, 0.0]) not in before
-    assert early + [n for nodes, _ in half.until(100) for n in nodes.tolist()] == [n for n, _ in before]
+    assert early + [n for nodes, *_ in half.until(100) for n in nodes.tolist()] == [n for n, _ in before]
     writer.close()
 
 

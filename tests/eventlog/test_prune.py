@@ -59,8 +59,8 @@ def in_force(rows, event):
 
 
 def taken(updates, newest, event):
-    for nodes, values in updates.until(event):
-        newest.take(nodes, values)
+    for update in updates.until(event):
+        newest.take(*update)
     return newest.of(np.arange(NODES))
 
 

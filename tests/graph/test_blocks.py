@@ -117,7 +117,7 @@ def test_a_neighborhood_says_for_each_root_who_and_how_long_ago():
     graph = BlockGraph()
     graph.insert(src, dst)
     node_features = NodeFeatures(Schema(0, 1))
-    node_features.take(np.array([3]), np.array([[1.0]], np.float32))
+    node_features.take(np.array([3]), np.array([[1.0]], np.float32), np.array([7]))
     roots = np.array([-1, 3, 25, 99])
     query = int(time[99]) + 5
     around = sample_neighborhood(graph, EdgeColumns.of([(0, time, features)], 200, 2), node_features, roots, 100, query,

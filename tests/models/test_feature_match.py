@@ -10,7 +10,7 @@ from streamd.events import Schema
 from streamd.models import build_model
 from streamd.models.feature_match import match_vectors
 from streamd.models.inference.numpy_model import NumpyModel
-from streamd.models.inference.stored_weights import MATCH
+from streamd.models.inference.stored_weights import MATCH, NEW_SCORE
 from streamd.models.inputs import HopInputs, LinkInputs
 from streamd.models.link import link_loss
 from streamd.models.widening import widened_model, widened_optimizer
@@ -42,11 +42,13 @@ def inputs_of(model, seed=0, hops=1):
     return LinkInputs(
         event_E=torch.arange(EVENTS), facts_ECF=torch.from_numpy(rng.random((EVENTS, CANDIDATES, model.num_facts)).astype(np.float32)),
         src_E=torch.from_numpy(rng.integers(0, ROOTS, EVENTS)), candidate_EC=torch.from_numpy(rng.integers(0, ROOTS, (EVENTS, CANDIDATES))),
-        weight_E=torch.ones(EVENTS), log_draws_EC=torch.zeros(EVENTS, CANDIDATES), node_M=torch.arange(NODES), node_MD=torch.from_numpy(node_MD), hops=tuple(made))
+        weight_E=torch.ones(EVENTS), log_draws_EC=torch.zeros(EVENTS, CANDIDATES), node_M=torch.arange(NODES), node_MD=torch.from_numpy(node_MD),
+        age_M=torch.from_numpy(np.where(np.arange(NODES) % 5, rng.random(NODES) * 10, -1).astype(np.float32)), hops=tuple(made))
 
 
 def without_match(model):
-    return {name: array for name, array in model.arrays().items() if not name.startswith(MATCH)}
+    """The weights of a release that knew neither the match nor the score of new destinations, which came later."""
+    return {name: array for name, array in model.arrays().items() if not name.startswith((MATCH, NEW_SCORE))}
 
 
 def test_the_match_is_the_cosine_of_the_candidates_features_with_the_sum_of_the_neighbors():
@@ -70,7 +72,8 @@ def test_windows_of_time_count_together():
     model = build_model(settings_of(name="dysat", snapshots=2), SCHEMA, 0)
     inputs = inputs_of(model, hops=2)
     one = dataclasses.replace(inputs.hops[0], neighbor_UK=torch.cat([hop.neighbor_UK for hop in inputs.hops], 1), mask_UK=torch.cat([hop.mask_UK for hop in inputs.hops], 1))
-    torch.testing.assert_close(model.match_vectors(inputs), match_vectors(inputs.node_MD, model.node_stats(inputs.node_MD), [one]))
+    vectors = [part[:, : SCHEMA.node_feature_dim] for part in model.feature_vectors(inputs)]
+    torch.testing.assert_close(tuple(vectors), match_vectors(inputs.node_MD, model.node_stats(inputs.node_MD), [one]))
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, SETS], ids=["one set", "several sets"])
@@ -99,8 +102,8 @@ def test_the_optimizer_of_an_older_release_keeps_its_states():
     model = build_model(settings_of(), SCHEMA, 0)
     plain = build_model(settings_of(), Schema(0, 0, 0), 0)
     numbers = [[len(group["params"]) for group in m.optimizer(0.01).param_groups] for m in (model, plain)]
-    assert numbers[0][-1] == 4, "the parts of the match come last"
-    assert numbers[0][:-1] == [numbers[1][0], numbers[1][1] + 1], "and node features add one weight besides"
+    assert numbers[0][-2:] == [4, 11], "the parts of the match come last, then those of the score of new destinations"
+    assert numbers[0][:-2] == [numbers[1][0], numbers[1][1] + 1], "and node features add one weight besides"
 
 
 def test_a_log_that_gets_node_features_gets_the_match_with_them():
@@ -110,7 +113,7 @@ def test_a_log_that_gets_node_features_gets_the_match_with_them():
     inputs, state = inputs_of(wide), torch.zeros(NODES, 8)
     narrow = dataclasses.replace(inputs, node_MD=torch.zeros(NODES, 0))
     torch.testing.assert_close(wide(inputs, state), model(narrow, state), rtol=0, atol=0)
-    assert len(widened_optimizer(model.optimizer(0.01), model, 0.01, wide).param_groups) == 3
+    assert len(widened_optimizer(model.optimizer(0.01), model, 0.01, wide).param_groups) == 4
 
 
 @pytest.mark.parametrize("values", [{"name": "pair"}, {"pair_facts": False}], ids=str)

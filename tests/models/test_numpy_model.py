@@ -78,7 +78,7 @@ def live(request, tmp_path_factory):
     rows = rng.normal(size=(NODES, schema.node_feature_dim)).astype(np.float32)
     if schema.num_node_sets > 1:
         rows[:, : schema.num_node_sets] = np.eye(schema.num_node_sets)[(np.arange(NODES) >= 300).astype(int)]
-    live.features.take(np.arange(NODES), rows)
+    live.features.take(np.arange(NODES), rows, np.arange(NODES) % 400)
     return live, schema
 
 

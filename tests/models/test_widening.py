@@ -73,7 +73,7 @@ def inputs_of(schema, model, seed=0):
         event_E=torch.arange(events), facts_ECF=torch.from_numpy(facts), src_E=torch.from_numpy(rng.integers(0, roots, events)),
         candidate_EC=torch.from_numpy(rng.integers(0, roots, (events, 3))), weight_E=torch.ones(events),
         log_draws_EC=torch.zeros(events, 3), node_M=torch.from_numpy(node_M),
-        node_MD=torch.from_numpy(node_MD), hops=tuple(hops))
+        node_MD=torch.from_numpy(node_MD), age_M=torch.from_numpy(rng.uniform(-1, 10, nodes).astype(np.float32)), hops=tuple(hops))
 
 
 def trained(name, schema):
@@ -117,7 +117,10 @@ def check_that_a_widened_model_says_the_same(name, old, new):
     said = model(inputs, state_of(inputs, model))
     torch.testing.assert_close(wide(there, state_of(there, wide)), said)
     rate = model.new_destinations.logit_S[0].expand(len(said))
-    assert torch.equal(said[:, -1], rate) and (said[:, :-1] != rate[0]).all(), "what a new destination has"
+    assert (said[:, :-1] != rate[0]).all()
+    assert torch.equal(said[:, -1], rate) or model.new_score is not None, "a new destination has the rate, and a score if it has features"
+    rowless = replace(inputs, age_M=torch.full_like(inputs.age_M, -1))
+    assert torch.equal(model(rowless, state_of(inputs, model))[:, -1], rate)
     # A set that had no event says nothing of new ones yet.
     old_sets = old.num_edge_sets
     assert torch.isneginf(wide.new_destinations.logit_S[old_sets:]).all()

@@ -68,7 +68,7 @@ def test_node_features_come_from_their_owners(size):
     values = np.random.default_rng(0).normal(size=(NODES, 3)).astype(np.float32)
     schema = Schema(node_feature_dim=3)
     whole = NodeFeatures(schema)
-    updates = [(np.arange(0, NODES, 2), values[::2]), (np.array([4, 4]), values[[1, 2]])]
+    updates = [(np.arange(0, NODES, 2), values[::2], np.arange(NODES // 2)), (np.array([4, 4]), values[[1, 2]], np.array([NODES, NODES + 1]))]
 
     def work(ranks):
         own = NodeFeatures(schema, owned=ranks.owned)

@@ -305,7 +305,7 @@ def test_columns_are_those_of_the_newest_rows_whenever_they_are_made(updates, va
         row[0, 0] = number
         if category >= 0:
             row[0, 1 + category] = 1
-        features.take(np.array([node]), row)
+        features.take(np.array([node]), row, np.array([i]))
         newest[node] = (number, category)
     nodes = np.arange(-1, 25)
     numbers, categories = features.numbers(nodes, 0, 1), features.numbers(nodes, 1, 4)

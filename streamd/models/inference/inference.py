@@ -6,6 +6,7 @@ from streamd.events import Float32, Int64, Schema
 from streamd.graph.label_rows import LabelRows
 from streamd.graph.neighborhood import Neighborhood
 from streamd.models.device_arrays import Array
+from streamd.models.inference.standard_values import NEW_HIDDEN
 from streamd.models.memory.edge_rows import EdgeRows
 from streamd.models.memory.memory import Memory
 from streamd.settings.loading import ModelSettings
@@ -86,10 +87,12 @@ class Inference(Protocol):
 
 
 def vector_widths(
-    settings: ModelSettings, schema: Schema, matches_features: bool
+    settings: ModelSettings, schema: Schema, matches_features: bool, scores_new: bool
 ) -> tuple[int, int, int]:
-    """`Inference.widths` of a model that has a match of node features, or has none."""
+    """`Inference.widths` of a model. matches_features, scores_new: whether it has a match of node
+    features, and a score of new destinations."""
     # The one-hot of the node sets is no feature.
     columns = schema.node_feature_dim - schema.all_node_columns[0].start
     both = settings.dim + (columns if matches_features else 0)
+    both += NEW_HIDDEN + 1 if scores_new else 0
     return settings.dim, both, both

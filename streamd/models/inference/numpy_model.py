@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamd.events import Float32, Int64, Schema
+from streamd.events import Bools, Float32, Int64, Schema
 from streamd.graph.facts.columns import num_facts
 from streamd.graph.label_rows import LabelRows
 from streamd.graph.neighborhood import Hop, Neighborhood
@@ -30,15 +30,17 @@ from streamd.models.inference.numpy_layers import (
     sigmoid,
     softmax,
 )
+from streamd.models.inference.numpy_new_score import NumpyNewScore
 from streamd.models.inference.standard_values import (
     LABEL_HIDDEN,
     LEAST_NORM,
     LEAST_SHARE,
     MATCH_HIDDEN,
     MATCH_SCALE,
+    NEW_HIDDEN,
     PAIR_HIDDEN,
 )
-from streamd.models.inference.stored_weights import HISTORY_WEIGHT, MATCH
+from streamd.models.inference.stored_weights import HISTORY_WEIGHT, MATCH, NEW_SCORE
 from streamd.models.memory.edge_rows import EdgeRows
 from streamd.models.memory.memory import Memory
 from streamd.settings.loading import ModelSettings
@@ -88,6 +90,9 @@ class NumpyModel:
         self._match = None
         if any(name.startswith(MATCH) for name in weights):
             self._match = _FeatureMatch(stored, facts)
+        self._new_score = None
+        if any(name.startswith(NEW_SCORE) for name in weights):
+            self._new_score = NumpyNewScore(stored, facts, node_dim)
         self._heads: list[_LabelHead] = []
         if settings.labels != "none" and schema.label_dim:
             names = ["label_head"]
@@ -124,7 +129,8 @@ class NumpyModel:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        return vector_widths(self.settings, self.schema, self._match is not None)
+        has_match, scores_new = self._match is not None, self._new_score is not None
+        return vector_widths(self.settings, self.schema, has_match, scores_new)
 
     def embed(
         self, memory: Memory, updated_PD: Float32, around: Neighborhood
@@ -138,9 +144,17 @@ class NumpyModel:
 
         # The one-hot of the node sets comes before the features.
         first = self.schema.all_node_columns[0].start
-        raw_MD, features_MD = around.node_MD, self._node_stats(around.node_MD)
-        match = match_vectors(raw_MD[:, first:], features_MD[:, first:], around.hops[0])
-        return z_UD, np.concatenate([src_UD, match[0]], 1), np.concatenate([dst_UD, match[1]], 1)
+        has_M = (around.node_MD[:, first:] != 0).any(1)
+        features_MD, hop = self._node_stats(around.node_MD), around.hops[0]
+        near_UD, own_UD, count_U = root_features(features_MD, has_M, hop)
+        src = [src_UD, of_length_1(near_UD[:, first:])]
+        dst = [dst_UD, of_length_1(own_UD[:, first:])]
+        if self._new_score is not None:
+            age_U = around.age_M[hop.root_U]
+            new_src_UH, new_dst_UH = self._new_score.vectors(near_UD, count_U, own_UD, age_U)
+            src.append(new_src_UH)
+            dst.append(new_dst_UH)
+        return z_UD, np.concatenate(src, 1), np.concatenate(dst, 1)
 
     def logits(self, facts_RF: Float32, src_RD: Float32, dst_RD: Float32) -> Float32:
         out = self.pair_logits(facts_RF)
@@ -157,11 +171,21 @@ class NumpyModel:
         assert self._graph is not None
         d = self.settings.dim
         added_R = self._graph.residual(facts_RF, src_RD[:, :d], dst_RD[:, :d])
+        facts = match_R = np.zeros(0, np.float32)
+        end = src_RD.shape[1] - (NEW_HIDDEN + 1 if self._new_score is not None else 0)
         if self._match is not None:
-            match_R = np.einsum("rd,rd->r", src_RD[:, d:], dst_RD[:, d:])
-            added_R += self._match(self._fact_stats(facts_RF), match_R)
-        if self.settings.pair_facts:
-            added_R[self._new.replaces(facts_RF)] = 0.0
+            match_R = np.einsum("rd,rd->r", src_RD[:, d:end], dst_RD[:, d:end])
+            facts = self._fact_stats(facts_RF)
+            added_R += self._match(facts, match_R)
+        if not self.settings.pair_facts:
+            return added_R
+
+        # New destinations have their score by features instead.
+        new_N = np.flatnonzero(self._new.replaces(facts_RF))
+        added_R[new_N] = 0.0
+        if self._new_score is not None and len(new_N):
+            src_NH, dst_NH = src_RD[new_N, end:], dst_RD[new_N, end:]
+            added_R[new_N] = self._new_score(facts[new_N], match_R[new_N], src_NH, dst_NH)
         return added_R
 
     def forget_rate(self) -> None:
@@ -310,18 +334,20 @@ class _FeatureMatch:
         return out
 
 
-def match_vectors(raw_MD: Float32, features_MD: Float32, hop: Hop) -> tuple[Float32, Float32]:
-    """As `streamd.models.feature_match.match_vectors`, of one hop."""
-    features_MD = features_MD * (raw_MD != 0).any(1, keepdims=True)
+def root_features(features_MD: Float32, has_M: Bools, hop: Hop) -> tuple[Float32, Float32, Float32]:
+    """As `streamd.models.feature_match.root_features`, of one hop."""
+    features_MD = features_MD * has_M[:, None]
     near_UD = np.empty((len(hop.root_U), features_MD.shape[1]), np.float32)
     for a in range(0, len(near_UD), BLOCK_ROOTS):
         rows = slice(a, a + BLOCK_ROOTS)
         near_UKD = features_MD[hop.neighbor_UK[rows]] * hop.mask_UK[rows, :, None]
         near_UD[rows] = near_UKD.sum(1)
-    return _of_length_1(near_UD), _of_length_1(features_MD[hop.root_U])
+    count_U: Float32 = (has_M[hop.neighbor_UK] & hop.mask_UK).sum(1).astype(np.float32)
+    return near_UD, features_MD[hop.root_U], count_U
 
 
-def _of_length_1(rows: Float32) -> Float32:
+def of_length_1(rows: Float32) -> Float32:
+    """Rows [U, D] divided by their lengths; zeros stay zeros."""
     norms: Float32 = np.sqrt((rows * rows).sum(1, keepdims=True))
     out: Float32 = rows / norms.clip(LEAST_NORM)
     return out

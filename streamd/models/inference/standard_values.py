@@ -10,6 +10,10 @@ MATCH_HIDDEN = 32
 """Units of the hidden layer of the network over the match of features."""
 MATCH_SCALE = 3.0
 """Factor of the match, a cosine: it then varies about as much as a standardised fact."""
+NEW_HIDDEN = 32
+"""Units of the hidden layers of the network that scores new destinations."""
+AGE_SHIFT = 7.0
+"""Taken off the age of a row of features, the log of a number of events: about its mean."""
 LEAST_NORM = 1e-6
 """A sum of features with a smaller norm counts as zero."""
 LABEL_HIDDEN = 64

@@ -14,6 +14,9 @@ HISTORY_WEIGHT = "label_head.history.0"
 
 MATCH = "feature_match."
 """Prefix of weights that older releases did not store. Without them features add nothing."""
+NEW_SCORE = "new_score."
+"""Prefix of weights that older releases did not store. Without them new destinations rank by their
+rate alone."""
 
 
 def with_all_facts(array: Array, shape: Sequence[int], num_edge_sets: int, name: str = "") -> Array:

@@ -35,8 +35,8 @@ class TorchModel:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        match = self.model.feature_match
-        return vector_widths(self.settings, self.schema, match is not None)
+        has_both = self.model.new_score is not None
+        return vector_widths(self.settings, self.schema, has_both, has_both)
 
     def advance(self, memory: Memory, chunk: EdgeRows) -> None:
         self.model.advance(memory, chunk)

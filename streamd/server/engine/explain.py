@@ -71,7 +71,7 @@ def explain(view: ServerGraph, served: LoadedVersion | None, pair: Pair) -> Expl
         score = float(served.scores(facts_F[None], *ends, view.live)[0])
         rows = _coalition_rows(facts_F, served.mean_facts)
         value_S = served.pair_logits(rows).astype(np.float64)
-        # The graph adds nothing to facts of a new destination.
+        # To facts of a new destination it adds the score by features.
         residual_S = served.residual(rows, *ends, view.live)
         if residual_S is not None:
             value_S = np.concatenate([value_S, value_S + residual_S])
