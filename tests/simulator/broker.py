@@ -105,6 +105,8 @@ class Broker:
         """All topics that there ever were."""
         self.is_up, self.cut, self.deaf = True, set(), set()
         self.offsets = {}
+        self.message_bytes = 1_048_588
+        """Largest record that it takes."""
         self._producers = itertools.count(1)
         self._ids = itertools.count(1)
 

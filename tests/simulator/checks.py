@@ -23,10 +23,11 @@ class Directory:
     def refreshed(self):
         """A reader of what is shown; a manifest may have put another log into the place of the one that was read."""
         inode = (self.path / "published").stat().st_ino
+        if self.reader is not None and inode == self._inode:
+            self.reader.refresh()
+        # A reader ends at a change of the schema, which it finds as it reads on.
         if self.reader is None or self.reader.superseded or inode != self._inode:
             self.reader, self._inode = LogReader.open(self.path), inode
-        else:
-            self.reader.refresh()
         return self.reader
 
 
@@ -40,6 +41,8 @@ class Checks:
         self._directories = []
         self.history, self.model = [], Model(broker, self.is_letter)
         self._letters, self._letters_read = set(), {}
+        self._lost_letters = set()
+        """Dead letters that there were when a volume was lost."""
 
     def begin(self, directory):
         """Another process opens a directory: all that is there is looked at again."""
@@ -70,28 +73,42 @@ class Checks:
 
     def is_letter(self, where):
         """Whether the machine that led has a dead letter of an event."""
-        if where not in self._letters:
-            for path in [p for d in self._directories for p in (d.path / "deadletter").glob("*.jsonl")]:
-                # Lines behind those that were read; a power cut may have torn some of them.
-                stat = path.stat()
-                at = self._letters_read.get(stat.st_ino, 0)
-                if stat.st_size == at:
-                    continue
-                with path.open("rb") as file:
-                    file.seek(at)
-                    data = file.read()
-                self._letters_read[stat.st_ino] = at + data.rfind(b"\n") + 1
-                for text in data.split(b"\n"):
-                    with contextlib.suppress(ValueError):
-                        letter = json.loads(text.decode())
-                        self._letters.add((letter["topic_id"], letter["partition"], letter["offset"], letter["index"]))
-        return where in self._letters or (*where[:3], -1) in self._letters
+        if not self._has_letter(where):
+            self._read_letters()
+        return self._has_letter(where)
+
+    def _has_letter(self, where):
+        return any(found in letters for found in (where, (*where[:3], -1)) for letters in (self._letters, self._lost_letters))
+
+    def _read_letters(self):
+        for path in [p for d in self._directories for p in (d.path / "deadletter").glob("*.jsonl")]:
+            # Lines behind those that were read; a power cut may have torn some of them.
+            stat = path.stat()
+            at = self._letters_read.get(stat.st_ino, 0)
+            if stat.st_size == at:
+                continue
+            with path.open("rb") as file:
+                file.seek(at)
+                data = file.read()
+            self._letters_read[stat.st_ino] = at + data.rfind(b"\n") + 1
+            for text in data.split(b"\n"):
+                with contextlib.suppress(ValueError):
+                    letter = json.loads(text.decode())
+                    self._letters.add((letter["topic_id"], letter["partition"], letter["offset"], letter["index"]))
+
+    def lose(self, directory):
+        """A directory is lost, with its dead letters; the next one in its place may show what is older."""
+        self._read_letters()
+        self._lost_letters |= self._letters
+        self._letters_read.clear()
+        directory.shown = directory.compared = 0
+        directory.reader = None
 
     def check_letters(self):
         """All dead letters are still there. Raises: Failure."""
         self._letters.clear()
         self._letters_read.clear()
-        if gone := [where for where in self.model.letters if not self.is_letter(where)]:
+        if gone := [where for where in self.model.letters if not self.is_letter(where) and not self.model.may_be_purged(where)]:
             raise Failure(f"dead letters are gone: {gone[:5]}, {len(gone)} in all")
 
     def unread(self):

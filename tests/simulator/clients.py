@@ -338,7 +338,7 @@ class Admin:
             topic = self._broker.topics.get(resource.name)
             given = {} if topic is None else topic.configs
             found = {"cleanup.policy": "delete", "retention.ms": "604800000", "retention.bytes": "-1", "min.insync.replicas": "1",
-                     "unclean.leader.election.enable": "false", "max.message.bytes": "1048588", **given}
+                     "unclean.leader.election.enable": "false", "max.message.bytes": str(self._broker.message_bytes), **given}
             out.setdefault("TOPIC", {})[resource.name] = {k: {"value": v} for k, v in found.items()}
         self._line.answer("describe configs")
         return out
@@ -357,7 +357,12 @@ class Admin:
     def delete_records(self, before):
         self._line.ask("delete records")
         for tp, offset in before.items():
-            self._broker.find(tp).trim(offset)
+            partition = self._broker.find(tp)
+            if partition is None:
+                raise UnknownTopicOrPartitionError(tp)
+            if offset > partition.end:
+                raise OffsetOutOfRangeError({tp: offset})
+            partition.trim(max(offset, partition.start))
         self._line.answer("delete records")
 
     def alter_group_offsets(self, group, offsets):

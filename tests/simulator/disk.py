@@ -1,5 +1,6 @@
 """Disks of simulated machines: real files, and a model of what is synced, by which a power cut loses the rest."""
 
+import contextlib
 import itertools
 import os
 
@@ -20,6 +21,8 @@ class MachineDisk(FaultyDisk):
         self._stash = folder / "stash"
         self._stash.mkdir(parents=True)
         self._numbers = itertools.count()
+        self.lies = False
+        """Whether a sync makes nothing durable, and says that it did."""
         self.owners = {}
         """Descriptor -> the process that opened it."""
 
@@ -38,6 +41,18 @@ class MachineDisk(FaultyDisk):
         if self.struck and self.mode != "torn":
             self.at = -1
 
+    def sync(self, fd):
+        if self.lies:
+            self._step()
+        else:
+            super().sync(fd)
+
+    def sync_folder(self, folder):
+        if self.lies:
+            self._step()
+        else:
+            super().sync_folder(folder)
+
     def end_process(self, process):
         """Close what a dead process had open, as the kernel does."""
         for fd in [fd for fd, owner in self.owners.items() if owner is process]:
@@ -48,7 +63,14 @@ class MachineDisk(FaultyDisk):
 
     def lose_power(self):
         """Lose what was not synced; no process runs."""
-        self.cut_power()
+        # With a removed folder, all that was done to its entries before is durable.
+        with contextlib.suppress(FileNotFoundError):
+            self.cut_power()
+        self.forget()
+        self.lies = False
+
+    def forget(self):
+        """Know nothing of what is not synced any more."""
         self._dirty.clear()
         self._lost.clear()
         self._entries.clear()

@@ -1,7 +1,10 @@
 """What goes wrong, drawn by a seed: kills at any seam, torn writes, power cuts, disks that refuse, networks, brokers, clocks."""
 
+import re
+
 from streamd.replica.leader import leading
-from tests.simulator.operator import Operator
+from streamd.store.changelog import changelog_topic
+from tests.simulator.operator import LOG, Operator
 
 MEAN_SECONDS = 4.0, 15.0, 60.0
 """Mean times between two faults, of which a seed has one."""
@@ -17,16 +20,18 @@ class Faults:
         self._world, self._random = world, world.scheduler.random
         self._mean = self._random.choice(MEAN_SECONDS)
         kinds = [self._kill, self._torn, self._power, self._disk_error, self._cut, self._broker, self._election, self._restart,
-                 self._grow, self._clock, self._ask]
+                 self._grow, self._clock, self._ask, self._volume, self._lie, self._compact]
         self.operator = Operator(world)
         self.has_others = self._random.random() < 0.3
+        if world.has_sets:
+            kinds += [self._declare]
         if self.has_others:
-            kinds += [self._trim, self._remake, self._stray]
+            kinds += [self._trim, self._remake, self._stray, self._remove_changelog]
         # Each seed leaves some out, so that what one hides another shows.
         self._kinds = [kind for kind in kinds if self._random.random() < 0.7] or [self._kill]
         self.counts, self.is_on = {}, True
-        self.has_copies = False
-        """Whether a record of the changelog was copied with its headers: a fixed leader then takes it for another's, until it is started again."""
+        self._copies = set()
+        """(Id of the changelog's topic, offset) of copies of records with their headers, which look like another leader's."""
 
     def begin(self):
         self._world.scheduler.at(self._random.expovariate(1 / self._mean), self._turn)
@@ -71,6 +76,17 @@ class Faults:
     def _power(self, machine):
         machine.cut_power(self._random.choice(sorted(machine.roles)), self._calls())
 
+    def _lie(self, machine):
+        """Its disk says of writes that they are durable, and loses them at a power cut soon after. Only the changelog has them then."""
+        if machine.settings.log.store and not self.operator.lacks_changelog:
+            machine.disk.lies = True
+            self._later(self._random.uniform(0.0, 10.0), lambda: self._power(machine))
+
+    def _volume(self, machine):
+        # With the changelog, it would be all that is left of the log.
+        if machine.settings.log.store and not self.operator.lacks_changelog:
+            machine.lose_volume()
+
     def _disk_error(self, machine):
         machine.disk.plan(self._calls(), self._random.choice(["full", "broken", "unsynced"]))
 
@@ -99,22 +115,49 @@ class Faults:
         topic = self._world.broker.topics.get(self._random.choice(self._world.checks.topics))
         if topic is not None and len(topic.partitions) < 8:
             topic.grow()
+            self._restart_soon()
+
+    def _declare(self, machine):
+        if self._world.num_sets == 2:
+            self.operator.declare()
+
+    def _compact(self, machine):
+        # In a log of several machines their trainer asks for it, and one look may find rows and their removal together.
+        if not machine.settings.log.name:
+            self.operator.compact(machine)
 
     def _trim(self, machine):
         self.operator.trim()
+        self._restart_soon()
 
     def _remake(self, machine):
         self.operator.remake()
+        self._restart_soon()
+
+    def _restart_soon(self):
+        """Now and then somebody starts all anew while the roles still look for what changed."""
+        if self._random.random() < 0.5:
+            self._later(self._random.uniform(0.0, 10.0), lambda: [machine.stop() for machine in self._world.machines])
+
+    def _remove_changelog(self, machine):
+        self.operator.lose_changelog()
 
     def _stray(self, machine):
         """A console producer writes to the changelog, or a tool copies records of it with their headers or without."""
-        topic = next((t for name, t in self._world.broker.topics.items() if name.endswith(".changelog")), None)
+        topic = self._world.broker.topics.get(changelog_topic(LOG))
         if topic is not None:
             entries = topic.partitions[0].entries
             copied = self._random.choice(entries[-20:]) if entries and self._random.random() < 0.7 else None
             headers = copied.headers if copied is not None and self._random.random() < 0.5 else ()
-            self.has_copies = self.has_copies or bool(headers)
-            topic.partitions[0].append(b"stray" if copied is None else copied.value, headers=headers)
+            offset = topic.partitions[0].append(b"stray" if copied is None else copied.value, headers=headers)
+            if headers:
+                self._copies.add((topic.id, offset))
+
+    def fences(self, error):
+        """Whether a leader was fenced by a copy of a record, so that the operator starts it again, as the error says. error: FencedError."""
+        named = re.search(r"another process published in term \d+ at offset (\d+) of the changelog", str(error))
+        topic = self._world.broker.topics.get(changelog_topic(LOG))
+        return named is not None and topic is not None and (topic.id, int(named[1])) in self._copies
 
     def _clock(self, machine):
         """Wall time jumps, as an operator or NTP sets it."""

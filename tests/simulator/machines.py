@@ -4,11 +4,16 @@ import contextlib
 import gc
 import itertools
 import os
+import shutil
 from pathlib import Path
 
 from streamd.daemon.log_roles import run_archive, run_follow, run_ingest
 from streamd.daemon.run_role import TRIED_AGAIN, _disk_errors
 from streamd.errors import DataLossError, FencedError, StreamdError
+from streamd.eventlog.upkeep.verify import verify_log
+from streamd.store import manifests
+from streamd.store.objects import Store
+from streamd.store.restore import choose, restore
 from tests.builders import settings
 from tests.simulator import seams
 from tests.simulator.checks import Directory
@@ -39,6 +44,10 @@ class Machine:
             self._mains["archive"] = run_archive
         self.roles, self._stops, self._num_starts = dict.fromkeys(self._mains), {}, itertools.count(1)
         self.skew, self.is_wanted, self._loses_power = 0.0, True, None
+        self._has_lost_syncs = False
+        """Whether its disk lost what it had called durable, so that a role may refuse what is left."""
+        self._then = None
+        """Called once all processes have ended, before any begins again."""
 
     def configure(self, **values):
         """Change settings, for processes that start from now on."""
@@ -65,9 +74,56 @@ class Machine:
         if self.roles[role] is not None:
             self.roles[role].kill_in, self._loses_power = seams_left, self.roles[role]
 
+    def strike(self, then):
+        """End all processes at once, and then call something before any begins again."""
+        self._then = then
+        for process in self.processes:
+            self.world.scheduler.kill(process)
+        self._settle()
+
+    def _settle(self):
+        if self._then is not None and not self.processes:
+            then, self._then = self._then, None
+            then()
+
+    def _lose_power(self):
+        """The operator of a machine whose disk lied verifies its log, and gives it an empty volume if that or a role's end shows damage."""
+        if not self.disk.lies:
+            self.disk.lose_power()
+            return
+        self.world.checks.lose(self.directory)
+        self.disk.lose_power()
+        self._has_lost_syncs = True
+        if self._is_damaged():
+            self.begin_anew()
+
+    def _is_damaged(self):
+        try:
+            return bool(verify_log(self.data_dir)[1])
+        except (StreamdError, OSError) as error:
+            self.world.scheduler.note(f"{self.name} does not verify: {type(error).__name__} {error}")
+            return True
+
+    def lose_volume(self):
+        """Lose the volume. The operator gives the machine an empty one, and a fixed leader the newest manifest, as docs/replicas.md says."""
+        self.strike(self.begin_anew)
+
+    def begin_anew(self):
+        """Take an empty volume; no process runs."""
+        self.world.scheduler.note(f"{self.name} gets an empty volume")
+        self.world.checks.lose(self.directory)
+        self._has_lost_syncs = False
+        shutil.rmtree(self.data_dir)
+        self.data_dir.mkdir()
+        self.disk.forget()
+        if self.settings.log.member == "leader":
+            store = Store(self.settings.log.store)
+            if manifests.names(store):
+                restore(store, choose(store), self.data_dir)
+
     def repair(self):
         """Nothing that was planned goes wrong any more."""
-        self.disk.at, self.skew, self._loses_power = -1, 0.0, None
+        self.disk.at, self.disk.lies, self.skew, self._loses_power = -1, False, 0.0, None
         for process in self.processes:
             process.kill_in = None
 
@@ -104,24 +160,23 @@ class Machine:
         if role != "archive":
             self.directory.reader = None
         if self._loses_power is process:
-            for other in self.processes:
-                self.world.scheduler.kill(other)
-            self._loses_power = self
-        if self._loses_power is self and not self.processes:
-            self.disk.lose_power()
             self._loses_power = None
+            self.strike(self._lose_power)
+        self._settle()
         gc.collect()
         if isinstance(process.ended, StreamdError) and not self._begins_again(process.ended):
             operator = self.world.faults.operator
-            if operator.is_expected(process.ended) and not operator.has_acted:
-                return
-            if not operator.is_expected(process.ended):
+            if self._has_lost_syncs:
+                self.lose_volume()
+            elif not operator.is_expected(process.ended):
                 self.world.scheduler.fail(f"{process.name} ended for good: {type(process.ended).__name__} {process.ended}")
+            elif not operator.starts_again(process.ended):
+                return
         pause = self.world.scheduler.random.uniform(*PAUSES)
         self.world.scheduler.at(pause, lambda: self._start(role))
 
     def _begins_again(self, error):
         """As `run_role` and the supervisor decide it."""
         if isinstance(error, FencedError):
-            return self.settings.log.member != "leader" or self.world.faults.has_copies
+            return self.settings.log.member != "leader" or self.world.faults.fences(error)
         return isinstance(error, TRIED_AGAIN) and not isinstance(error, DataLossError)

@@ -30,6 +30,10 @@ class Model:
         self._broker, self._is_letter = broker, is_letter
         self.places, self.edges, self.hidden, self.keys, self.newest_us = {}, [], set(), [], 0
         self.letters, self.may_lose, self.lost = [], False, set()
+        self._deleted = set()
+        """Keys of all nodes that were ever deleted."""
+        self._erased, self._erased_keys = set(), set()
+        """Event ids and keys of which nothing may be left at the end."""
         self.max_record_events = 0
         """A record of more is refused; the world sets it."""
         self._gone_before = set()
@@ -191,6 +195,7 @@ class Model:
             self._hide(event)
         if is_node:
             self._known.discard(key)
+            self._deleted.add(key)
         return names, candidates
 
     def _match(self, rows, due):
@@ -257,14 +262,27 @@ class Model:
         elif sent.item.kind != EDGE:
             raise Failure(f"{sent} is refused")
 
+    def compact(self):
+        """The log is to lose what deletes hide now."""
+        self._erased |= self.hidden
+        self._erased_keys |= self._deleted
+
+    def may_be_purged(self, where):
+        """Whether a compaction may have removed a dead letter: one with a key of a deleted node."""
+        told = self._broker.by_id[where[0]].partitions[where[1]].history[where[2]].told
+        return any(key in self._erased_keys for item in told for key in (item.key, item.target))
+
     def compare(self, directory):
-        """Compare what a reader of a directory hides. Raises: Failure."""
+        """Compare what a reader of a directory hides and has removed. Raises: Failure."""
         reader = directory.refreshed()
         first, end = reader.first_edge, reader.num_edges
         hides = (first + np.flatnonzero(reader.hidden(first, end))).tolist() if end > first else []
         wanted = sorted(event for event in self.hidden if first <= event < end)
         if hides != wanted:
             raise Failure(f"{directory.name} hides {json.dumps(sorted(set(hides) ^ set(wanted)))} wrongly")
+        erased = np.array(sorted(event for event in self._erased if first <= event < end), np.int64)
+        if len(erased) and (left := erased[reader.features_of(erased).max(axis=1) > 0]).size:
+            raise Failure(f"{directory.name} has been compacted, and still has the edges {left.tolist()}")
 
 
 def _names_of(edge):

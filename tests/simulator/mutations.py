@@ -18,12 +18,17 @@ ROOT = Path(__file__).parents[2]
 
 
 class Mutation(NamedTuple):
-    """path: a file of the product. old: a text that it has once. new: what takes its place."""
+    """path: a file of the product. old: a text that it has once. new: what takes its place. more: further (path, old, new)."""
 
     name: str
     path: str
     old: str
     new: str
+    more: tuple = ()
+
+    @property
+    def edits(self):
+        return [(self.path, self.old, self.new), *self.more]
 
 
 MUTATIONS = (
@@ -74,6 +79,13 @@ MUTATIONS = (
              "            self._has_damaged |= entry.may_be_commit\n            return Verdict.VOID\n", "            raise _unclaimed_error(entry)\n"),
     Mutation("a standby claims before it knows whether it can lead", "streamd/replica/leader/succession.py",
              "        if not self._fitness.could_lead(answered, is_due=bool(why)) or not why:\n", "        if not why:\n"),
+    Mutation("retention of several edge sets opens a folder as a file, and housekeeping ends ingest", "streamd/eventlog/upkeep/housekeeper.py",
+             "        files = SegmentFiles(self._writer.data_dir / segment.path, segment, self._writer.schema)\n        return",
+             "        files = SegmentFiles(self._writer.data_dir / segment.path, segment, self._writer.schema)\n"
+             "        (self._writer.data_dir / segment.path).open(\"rb\").close()\n        return",
+             (("streamd/eventlog/upkeep/housekeeper.py", "        self._step(self._retries.run)\n", "        self._step(at_once)\n"),)),
+    Mutation("a line lists the events ahead of a position one by one", "streamd/ingest/order/runs.py",
+             "        if out and before == before_last and run.first < following:\n", "        if False:\n"),
 )
 """Each one alone."""
 
@@ -83,10 +95,11 @@ def find(mutation, cpu_seconds, first):
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         shutil.copytree(ROOT / "streamd", Path(folder) / "streamd")
         (Path(folder) / "tests").symlink_to(ROOT / "tests")
-        path = Path(folder) / mutation.path
-        code = path.read_text()
-        assert code.count(mutation.old) == 1, f"{mutation.path} has the text of {mutation.name!r} {code.count(mutation.old)} times"
-        path.write_text(code.replace(mutation.old, mutation.new))
+        for name, old, new in mutation.edits:
+            path = Path(folder) / name
+            code = path.read_text()
+            assert code.count(old) == 1, f"{name} has the text of {mutation.name!r} {code.count(old)} times"
+            path.write_text(code.replace(old, new))
         environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": folder}
         done = subprocess.run([sys.executable, "-m", "tests.simulator", "1000000", str(first), "--cpu-seconds", str(cpu_seconds), "--first-failure"],
                               cwd=folder, env=environment, capture_output=True, text=True, check=False)

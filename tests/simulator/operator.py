@@ -1,23 +1,45 @@
-"""People at work on the topics of events who do not ask streamd: they trim it, remove it and make it again. And the operator, who does what
-the refusals that follow ask for."""
+"""People at work on the topics who do not ask streamd: they trim them, remove them and make them again. And the operator, who does what
+the refusals that follow and docs/replicas.md ask for."""
 
-from streamd.errors import DataLossError
+import shutil
+from functools import partial
 
+from streamd.errors import ChangelogError, DataLossError
+from streamd.eventlog.journal.changelog_position import CHANGELOG
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.recovery import last_state
+from streamd.eventlog.upkeep.holds import ask_to_compact
+from streamd.events import Schema
+from streamd.store import manifests
+from streamd.store.changelog import changelog_topic
+from streamd.store.objects import Store
+from tests.simulator.clients import GHOST_SECONDS
+from tests.simulator.sets import GROWN
+
+LOG = "log"
+"""Name of the log of several machines."""
 SEES_AFTER = 3.0, 20.0
 """Seconds after which the operator acts on a refusal."""
+GROWS_WITHIN = 20.0
+"""Seconds in which all machines get the settings of a grown log."""
+STOPS_WITHIN = 20.0
+"""Seconds after which roles that were told to stop are killed."""
 REMADE_AFTER = 0.3, 8.0
 """Seconds without the topic."""
 
 
 class Operator:
-    """Passes over a loss of events, by `ingest.on_data_loss: continue` on all machines. Owner: the world.
+    """Passes over a loss of events, by `ingest.on_data_loss: continue` on all machines, and publishes a log anew whose changelog was removed.
+    Owner: the world.
 
     has_lost: whether records were taken away that the log may have needed. has_acted: whether the loss may be passed over.
+    lacks_changelog: whether the changelog was removed and the log is not published anew yet.
     """
 
     def __init__(self, world):
         self._world, self._random = world, world.scheduler.random
         self.has_lost = self._acts = self.has_acted = False
+        self.lacks_changelog = False
 
     def trim(self):
         """Somebody deletes the begin of a partition, or all that can be read of it."""
@@ -41,6 +63,23 @@ class Operator:
         for _ in range(self._random.choice([0, 0, 10, 100])):
             self._world.producers.send()
 
+    def declare(self):
+        """Declare another edge set on one machine after the other, and start each again. Events of it come from the begin on."""
+        self._world.num_sets = 3
+        for machine in self._world.machines:
+            self._world.scheduler.at(self._random.uniform(0.0, GROWS_WITHIN), partial(self._configure, machine))
+
+    def _configure(self, machine):
+        machine.configure(graph__edge_sets=GROWN)
+        machine.stop()
+
+    def compact(self, machine):
+        """Ask for the removal of all that is deleted up to now."""
+        log = LogReader.open(machine.data_dir)
+        if log is not None and log.deletions.count:
+            ask_to_compact(machine.data_dir, log.deletions.newest_place)
+            self._world.checks.model.compact()
+
     def _lost(self):
         self.has_lost = True
         if not self._acts:
@@ -49,7 +88,64 @@ class Operator:
 
     def is_expected(self, error):
         """Whether a role may end for good by an error."""
+        if isinstance(error, ChangelogError):
+            return self.lacks_changelog
         return isinstance(error, DataLossError) and self.has_lost
+
+    def starts_again(self, error):
+        """Whether a role that ended for good, as expected, is started again at once."""
+        return self.has_acted and isinstance(error, DataLossError)
+
+    def lose_changelog(self):
+        """Somebody removes the changelog, and perhaps makes it again."""
+        world, name = self._world, changelog_topic(LOG)
+        if self.lacks_changelog or name not in world.broker.topics or any(not (m.data_dir / "published").exists() for m in world.machines):
+            return
+        self.lacks_changelog = True
+        world.broker.remove(name)
+        if self._random.random() < 0.5:
+            world.scheduler.at(self._random.uniform(*REMADE_AFTER), lambda: name in world.broker.topics or world.broker.create(name, 1))
+        world.scheduler.at(self._random.uniform(*SEES_AFTER), self._stop_all)
+
+    def _stop_all(self):
+        self._world.scheduler.note("the operator stops all, to publish the log anew")
+        for machine in self._world.machines:
+            machine.is_wanted = False
+            machine.stop()
+        self._world.scheduler.at(STOPS_WITHIN, self._kill_all)
+
+    def _kill_all(self):
+        for process in [process for machine in self._world.machines for process in machine.processes]:
+            self._world.scheduler.kill(process)
+        # Records that they had sent may still be on their way to the old topic.
+        self._world.scheduler.at(2 * GHOST_SECONDS, self._publish_anew)
+
+    def _publish_anew(self):
+        """Begin a changelog with the log of the machine that has most of it."""
+        world, name = self._world, changelog_topic(LOG)
+        may_lead = [machine for machine in world.machines if machine.settings.log.member != "replica"]
+        newest = max(may_lead, key=lambda machine: last_state(machine.data_dir, Schema()).seq)
+        world.scheduler.note(f"the operator publishes the log of {newest.name} anew")
+        if name in world.broker.topics:
+            world.broker.remove(name)
+        (newest.data_dir / CHANGELOG).unlink(missing_ok=True)
+        newest.disk.forget()
+        shutil.rmtree(world.folder / "store" / manifests.FOLDER, ignore_errors=True)
+        newest.is_wanted = True
+        newest.start()
+        self._start_others(newest)
+
+    def _start_others(self, newest):
+        """Start the others with empty volumes, once there is a manifest."""
+        if not manifests.names(Store(newest.settings.log.store)):
+            self._world.scheduler.at(1.0, partial(self._start_others, newest))
+            return
+        self.lacks_changelog = False
+        for machine in self._world.machines:
+            if machine is not newest:
+                machine.begin_anew()
+                machine.is_wanted = True
+                machine.start()
 
     def _pass_over(self):
         """Set it, and start all roles again. Until then nothing may be passed over."""

@@ -254,9 +254,12 @@ def installed(world):
     storage.DISK.__class__ = SimulatedDisk
     SimulatedDisk.world = world
     gc.disable()
+    # The end of each process collects what it had; objects of modules need no look.
+    gc.freeze()
     try:
         yield
     finally:
+        gc.unfreeze()
         gc.enable()
         SimulatedDisk.world = None
         storage.DISK.__class__ = storage.Disk

@@ -5,8 +5,10 @@ from streamd.events import SetKey
 from tests.simulator.records import DELETE_EDGE, DELETE_NODE, EDGE, NODE, REFUSED, SKIPPED
 
 OWN, SHOP = "events", "shop"
-EDGE_SETS = ("view", "follow")
-"""By number: of users to items, and of users to users."""
+EDGE_SETS = ("view", "follow", "buy")
+"""By number: of users to items, of users to users, and one of users to items that logs declare later."""
+LATER = 2
+"""Number of the set that is declared later, of which the shop has no records."""
 NODE_SETS = ("user", "item")
 NUMBERED = {"features": {"number": "number"}}
 SETTINGS = {
@@ -22,11 +24,13 @@ SETTINGS = {
          "fields": {"src": "user", "dst": "friend", "time": "ts", "features": {"number": "number"}},
          "deletes": {"where": {"type": "leave"}, "node_set": "user", "fields": {"node": "user"}}}]}
 """Of a log with these sets, in the place of widths of features."""
+GROWN = {**SETTINGS["graph__edge_sets"], "buy": SETTINGS["graph__edge_sets"]["view"]}
+"""Edge sets of a log that has grown."""
 
 
 def target_of(edge_set, name):
     """The key of the target of an edge of a set."""
-    return SetKey(1, name) if edge_set == 0 else name
+    return name if edge_set == 1 else SetKey(1, name)
 
 
 def parts_of(key):
@@ -48,16 +52,16 @@ def own_fields(item):
 
 
 def can_be_sold(item):
-    """Whether the shop has a record for an event: it has none of deletes of items, of follows, or of features of users."""
+    """Whether the shop has a record for an event: it has none of deletes of items, of follows, of features of users, or of the later set."""
     name, _ = parts_of(item.key)
-    return {NODE: name == "item", DELETE_NODE: name == "user", DELETE_EDGE: item.edge_set == 0}.get(item.kind, True)
+    return item.edge_set != LATER and {NODE: name == "item", DELETE_NODE: name == "user", DELETE_EDGE: item.edge_set == 0}.get(item.kind, True)
 
 
 def shop_fields(item):
     """An event as a record of the shop."""
     key = parts_of(item.key)[1]
     target = item.target and parts_of(item.target)[1]
-    edge = {"user": key, ("item", "friend")[item.edge_set]: target, "ts": item.time_us // 1000}
+    edge = {"user": key, ("item", "friend", "item")[item.edge_set]: target, "ts": item.time_us // 1000}
     return {
         EDGE: {"type": EDGE_SETS[item.edge_set], **edge, "number": item.id},
         REFUSED: {"type": "view", **edge, "number": "wrong"},

@@ -126,8 +126,8 @@ class Producers:
         when = time_us or now_us - self._random.randint(0, 300) * 1000
         if self._random.random() < self._late:
             when = now_us - self._random.randint(1, 600_000) * 1000
-        edge_set = self._random.randrange(len(EDGE_SETS)) if self._world.has_sets else 0
-        target = f"u{self._random.randrange(12)}" if edge_set else f"i{self._random.randrange(20)}"
+        edge_set = self._random.randrange(self._world.num_sets) if self._world.has_sets else 0
+        target = f"u{self._random.randrange(12)}" if edge_set == 1 else f"i{self._random.randrange(20)}"
         source = self._random.choice(self._new) if self._new and self._random.random() < 0.05 else f"u{self._random.randrange(12)}"
         if self._world.has_sets:
             target = target_of(edge_set, target)

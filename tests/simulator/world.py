@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 from streamd.eventlog.journal import journal
+from streamd.eventlog.upkeep.holds import asked_to_compact
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.replica.follower.follower import Follower
 from streamd.store.changelog import changelog_topic
@@ -15,6 +16,7 @@ from tests.simulator.checks import Checks
 from tests.simulator.faults import Faults
 from tests.simulator.history import PlainReader
 from tests.simulator.machines import Machine
+from tests.simulator.operator import LOG
 from tests.simulator.scheduler import Failure, Scheduler
 from tests.simulator.workload import Producers
 
@@ -22,13 +24,13 @@ SECONDS = 120.0
 """Virtual time with load and faults."""
 CALM_SECONDS = 150.0
 """Longest time after it until all is read and shown everywhere."""
-LOG = "log"
-"""Name of the log of several machines."""
 IN_MEMORY = "/dev/shm"
 """Where directories lie if there is such a file system: no real disk is waited for."""
-KINDS = (("leader",), ("leader",), ("leader", "replica"), ("standby", "standby"), ("standby", "standby", "replica"),
+KINDS = (("leader",), ("leader", "replica"), ("leader", "replica"), ("standby", "standby"), ("standby", "standby", "replica"),
          ("standby", "standby", "standby"))
 """What the machines of a seed are; one alone that leads has no changelog."""
+SMALL_MESSAGE_BYTES = 72_000
+"""With which the changelog has most commits in several parts."""
 LINES = 40
 """Lines of a journal file, so that files end often."""
 
@@ -43,11 +45,14 @@ class World:
         self.odds = self.scheduler.random.choice([0, 1, 10])
         """How much likelier the broker's small faults are than usual."""
         self.broker = Broker(self.scheduler, self.scheduler.random.choice([1, 3]))
+        self.broker.message_bytes = self.scheduler.random.choice([self.broker.message_bytes, SMALL_MESSAGE_BYTES])
         self.checks = Checks(self.broker)
         base = IN_MEMORY if Path(IN_MEMORY).is_dir() else None
         self.folder = Path(tempfile.mkdtemp(prefix=f"simulator-{seed}-", dir=base))
-        self.machines, self.faults, self.producers = [], Faults(self), Producers(self)
         self.has_sets = self.scheduler.random.random() < 0.4
+        self.num_sets = 2
+        """Edge sets of which there are events, in a log that declares them."""
+        self.machines, self.faults, self.producers = [], Faults(self), Producers(self)
         if self.has_sets:
             self.checks.topics = list(sets.SETTINGS["kafka__topics"])
         self.kinds, self.settings = KINDS, {}
@@ -135,6 +140,10 @@ class World:
         """What is not done yet, in words; "" where all is."""
         if why := self.checks.unread():
             return why
+        if self.faults.operator.lacks_changelog:
+            return "the log is not published anew yet"
+        if waiting := [m.name for m in self.machines if asked_to_compact(m.data_dir) is not None]:
+            return f"{waiting[0]} has not compacted"
         newest = len(self.checks.history)
         behind = [f"{m.name} shows commit {m.directory.shown} of {newest}" for m in self.machines if m.directory.shown < newest]
         return "; ".join(behind)
