@@ -35,7 +35,7 @@ ODD_POLLS = 0.0005
 
 
 def made(world, kind, kafka, settings, fixed=()):
-    """In the place of `streamd.ingest.kafka.client._made`. Raises: SilentBrokerError."""
+    """In the place of `streamd.ingest.kafka.client._make_client`. Raises: SilentBrokerError."""
     line = Line(world)
     world.scheduler.seam("connect", line.latency())
     if not world.broker.answers(line.machine):

@@ -2,7 +2,7 @@
 
 Clocks and threads: modules of streamd see another `time`, `threading` and `uuid`, and functions whose defaults are clocks get others.
 Disk: `streamd.storage.DISK` is of another class. Kafka: kafka-python has threads and sockets of its own, so its clients are replaced
-where streamd makes them (`streamd.ingest.kafka.client._made`), with the functions of `safe_records` that reach into them.
+where streamd makes them (`streamd.ingest.kafka.client._make_client`), with the functions of `safe_records` that reach into them.
 """
 
 import contextlib
@@ -204,7 +204,7 @@ def _replacements(world):
         (time, clocks), (time.monotonic, clocks.monotonic), (time.time, clocks.time), (time.sleep, clocks.sleep),
         (threading, Threads(scheduler)), (uuid, Names(scheduler)),
         (recovery_lock, lock_directory),
-        (client._made, functools.partial(clients.made, world)),
+        (client._make_client, functools.partial(clients.made, world)),
         (safe_records.bound_polls, lambda consumer, max_bytes: None),
         (safe_records.note_fetches, lambda consumer, note: consumer.notes.append(note)),
         (safe_records.topic_ids, lambda consumer, topics: consumer.topic_ids),
