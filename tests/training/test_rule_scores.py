@@ -62,7 +62,7 @@ def test_a_tally_without_a_version_counts_the_rule_as_live():
                             num_negatives_E=np.array([100, 100, 2, 2, 2, 100, 100]))
     tally = Tally(Schema())
     tally.add(chunk, None, None)
-    scored = tally.measured(None, None, [], "none")
+    scored = tally.measure(None, None, [], "none")
     assert scored.mean_negatives == 58
     assert scored.table["live"] == scored.table[NAME] != scored.table["popularity"]
 

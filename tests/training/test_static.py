@@ -62,7 +62,7 @@ def test_a_static_graph_is_learned_well_above_chance(log_of_groups, name, tmp_pa
     model.restore(load_file(tmp_path / "weights" / "model.safetensors"))
     other = training(log_of_groups, name)
     other.model.restore(model.state_dict())
-    assert other.measured(other.test, "test") == manifest["scores"]["test"] == test
+    assert other.measure(other.test, "test") == manifest["scores"]["test"] == test
 
 
 def test_edges_are_split_by_time_and_equal_times_stay_together(tmp_path):

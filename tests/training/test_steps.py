@@ -104,7 +104,7 @@ def test_no_training_step_waits_for_the_device(tmp_path, name, make):
     s = make(tmp_path)
     s = s.model_copy(update={"model": s.model.model_copy(update={"name": name})})
     log = LogReader.open(tmp_path)
-    learner, recorder, passes, done = Learner(learning(s), log, ReplayStore(None, 10, 0)), Recorder(learning(s), log), Learner._passes, []
+    learner, recorder, passes, done = Learner(learning(s), log, ReplayStore(None, 10, 0)), Recorder(learning(s), log), Learner._train_epochs, []
 
     def on_fakes(num_passes, window_edge, steps):
         """All steps of the last window, one of which has what each kind of step may have."""
