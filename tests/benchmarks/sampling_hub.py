@@ -58,7 +58,7 @@ def draws() -> list[Row]:
     found = []
     for strategy, what, until in cases:
         edges = adjacency(np.zeros(HUB, np.int64), np.arange(HUB), 1, time_E=times, weight_E=weights[what].astype(np.float32), features={}, types={},
-                          place=TableRows())
+                          location=TableRows())
         op = SamplingOp(op_name="op", input_op_names=["seed"], edge_set_name="e", sample_size=SIZE, strategy=strategy)
 
         def draw(op=op, edges=edges, until=until):
