@@ -204,7 +204,7 @@ def test_a_window_that_explodes_leaves_the_weights_as_they_were(tmp_path, monkey
 def test_what_was_not_learned_cannot_be_refused(tmp_path):
     s, log = world(tmp_path, training__epochs=1)
     learner, recorder = Learner(learning(s), log, ReplayStore(None, 1, 0)), Recorder(learning(s), log)
-    with pytest.raises(ValueError, match="nothing to refuse"):
+    with pytest.raises(ValueError, match="nothing to undo"):
         learner.undo_training()
     window = next(windows(log))
     for chunk in recorder.chunks(window):
@@ -214,7 +214,7 @@ def test_what_was_not_learned_cannot_be_refused(tmp_path):
     learner.undo_training()
     assert all(torch.equal(before[name], value) for name, value in learner.model.state_dict().items())
     learner.begin()
-    with pytest.raises(ValueError, match="nothing to refuse"):
+    with pytest.raises(ValueError, match="nothing to undo"):
         learner.undo_training()
 
 
