@@ -91,7 +91,8 @@ def init(
     found = _sample_of(broker, name, sample, records, asks, clock.now_us() // 1000)
 
     guessed = _guess_fields(name, found, clock.now_us(), _chosen(src, dst, time, features), asks)
-    if found.file and guessed.source["time"] == "record":
+    without_time = bool(found.file) and guessed.source["time"] == "record"
+    if without_time:
         guessed.doubts.append(NO_TIME.format(file=found.file))
         err.print(printable(NO_TIME.format(file=found.file)), markup=False, soft_wrap=True)
 
@@ -100,7 +101,7 @@ def init(
     settings = _load_text(text)
     refused = _judge(settings, name, found.records)
     _write_new(file, text)
-    _print_next(file, name, found.file)
+    _print_next(file, name, "" if without_time else found.file)
     raise typer.Exit(1 if refused else 0)
 
 
@@ -246,7 +247,8 @@ def _write_new(file: Path, text: str) -> None:
 
 
 def _print_next(file: Path, topic: str, sample: str) -> None:
-    """Print the next commands; those on a file need no broker."""
+    """Print the next commands. sample: a file that can be imported, "" for none; its commands need
+    no broker."""
     lines = [f"written: {file}", f"  export STREAMD_CONFIG={file}"]
     if sample:
         lines += [f"  streamd backtest {sample} --source {topic}", "with a broker:"]

@@ -102,7 +102,12 @@ class Explainer:
         found = fields(raw)
         sent = bytes(found.get("type", b""))
         kind = next((t for t in TYPES if sent == f'"{t}"'.encode()), "edge")
-        names = [name for name, value in found.items() if bytes(value) != b"null"]
+        # The type of an edge may be left out, and /v1/events adds it.
+        names = [
+            name
+            for name, value in found.items()
+            if bytes(value) not in (b"null", b'"edge"' if name == "type" else b"null")
+        ]
         hint = debezium(found) or (f"has {named(names)}{to_map(names, kind)}" if names else "")
         of_set = (
             _number(found.get("edge_set"), self._sets.edge_names)

@@ -7,7 +7,6 @@ from typing import Any
 
 import yaml
 
-from streamd.decode.encoded_decimals import WAY_OUT, doubt_of_decimals
 from streamd.decode.sources.paths import first_value, follow
 from streamd.errors import SettingsError
 from streamd.exchange.field_names import KINDS, head_of, is_technical, last_words
@@ -22,6 +21,7 @@ from streamd.exchange.field_values import (
 )
 from streamd.exchange.guess_changes import DeleteMark, delete_rule, find_delete_mark
 from streamd.exchange.guess_endpoints import doubts_of_endpoints, find_endpoints, source_paths
+from streamd.exchange.guess_numbers import doubts_of_commas, doubts_of_decimals
 from streamd.exchange.guess_times import (
     FORMS,
     FoundTimes,
@@ -188,7 +188,7 @@ def _map_rows(
     if times.path:
         paths["time"] = (times.path,)
     doubts += doubts_of_endpoints(fields, ends, frozenset(taken | {*src}), src)
-    doubts += _doubts_of_decimals(fields, (ends.src, ends.dst))
+    doubts += doubts_of_decimals(fields, (ends.src, ends.dst)) + doubts_of_commas(fields)
     if len(src) > 1:
         doubts.append(
             f"src is the first of {', '.join(src)} that has a value: one person may be "
@@ -462,18 +462,6 @@ def _doubts_of_lists(fields: Fields, paths: Iterable[str], each: str) -> list[st
     for path in fields.texts:
         doubts[path] = f"{path} holds JSON as text: fields inside it are read as those of an object"
     return list(doubts.values())
-
-
-def _doubts_of_decimals(fields: Fields, paths: Sequence[str]) -> list[str]:
-    """Sentences on keys that are decimals as bytes: as text, or in an object with their scale."""
-    doubts = []
-    for path in paths:
-        inside = path.removesuffix(".value")
-        if inside != path and f"{inside}.scale" in fields.scalars:
-            doubts.append(f"{inside} is a decimal as an object of scale and value: {WAY_OUT}")
-        elif path in fields.scalars:
-            doubts.append(doubt_of_decimals(path, fields.scalars[path].values) or "")
-    return list(filter(None, doubts))
 
 
 def _fields_of_kinds(fields: Fields) -> Iterator[str]:

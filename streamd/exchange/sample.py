@@ -37,6 +37,11 @@ from streamd.settings.sources import by_topic
 
 PATIENCE_SECONDS = 10.0
 """Maximum wait for the records of a topic: its last offsets may have no records."""
+NOW = (
+    "The rows of {file} have no timestamp, which `time: record` asks for: the times above are "
+    "those of this command, as if the rows were sent to Kafka now. `streamd import` and `streamd "
+    "backtest` refuse such rows; map a column of times for them."
+)
 WORDS = {EDGE: "edge", NODE: "node", LABEL: "label", DELETE: "delete"}
 
 
@@ -83,7 +88,10 @@ def read_sample(settings: Settings, name: str, count: int, clock: Clock, topic: 
     doubts: list[str] = []
     if topic:
         unit = settings.stream.time_unit
-        all_rows = rows_of_sources(sources_of(settings, topic), file, unit, doubts.append)
+        sources = sources_of(settings, topic)
+        all_rows = rows_of_sources(sources, file, unit, doubts.append)
+        if any(source.time == "record" for source in sources):
+            doubts.append(NOW.format(file=name))
     else:
         all_rows = read_rows(file)
     # A row of a file has no timestamp; Kafka would add one when it is sent.

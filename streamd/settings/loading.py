@@ -5,7 +5,6 @@ unknown key is an error that names the nearest known one. The tree of `streamd.s
 exported here too; each component gets its own branch of it.
 """
 
-import difflib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -24,7 +23,7 @@ from streamd.settings.contradictions import (
     check_widths,
 )
 from streamd.settings.log import LeaderSettings, LogSettings, without_secrets
-from streamd.settings.mistakes import SECRET_WORDS, Mistakes
+from streamd.settings.mistakes import SECRET_WORDS, Mistakes, nearest_setting
 from streamd.settings.server import LOOPBACK, ServerSettings, TelemetrySettings, has_keys
 from streamd.settings.sets import Contradiction, check_sets
 from streamd.settings.tree import (
@@ -324,10 +323,10 @@ def _read_environment(environ: Mapping[str, str], mistakes: Mistakes) -> dict[st
         if not name.startswith(PREFIX) or name == f"{PREFIX}CONFIG":
             continue
         if name not in names:
-            close = difflib.get_close_matches(name, sorted(names), 1, 0.5)
-            near = f"; did you mean {close[0]}?" if close else "."
+            close = nearest_setting(name, names, "__")
+            near = f"; did you mean {close}?" if close else "."
             mistakes.add_variable(
-                f"Unknown variable {name}{near}", ".".join(names[close[0]]) if close else None
+                f"Unknown variable {name}{near}", ".".join(names[close]) if close else None
             )
             continue
 

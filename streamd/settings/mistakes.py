@@ -1,7 +1,7 @@
 """Collects all errors in the settings into one exception."""
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -70,10 +70,10 @@ class Mistakes:
         # A key without a dot may be meant as a branch. At least half of the letters must agree: a
         # looser guess would mislead.
         count = key.count(".") + 1
-        known = {".".join(one.split(".")[:count]) for one in self._origin} | self._origin.keys()
-        close = difflib.get_close_matches(key, sorted(known), 1, 0.5)
-        near = f"did you mean {close[0]!r}?" if close else "`streamd config` lists all settings"
-        self.doubtful |= self._settings_at(close[0].split(".")) if close else set()
+        groups = {".".join(one.split(".")[:count]): None for one in self._origin}
+        close = nearest_setting(key, dict.fromkeys(self._origin) | groups, ".")
+        near = f"did you mean {close!r}?" if close else "`streamd config` lists all settings"
+        self.doubtful |= self._settings_at(close.split(".")) if close else set()
         self._add(key.split("."), source, f" is unknown; {near}")
 
     def add_variable(self, text: str, key: str | None) -> None:
@@ -144,6 +144,15 @@ class Mistakes:
         return min(sources, key=ORDER.index, default="default")
 
 
+def nearest_setting(name: str, known: Collection[str], separator: str) -> str | None:
+    """The known setting that an unknown one may be meant as: the first of the same last part in
+    another group, otherwise the most similar; None if none is similar."""
+    last = name.rsplit(separator, 1)[-1]
+    same = (one for one in known if one.rsplit(separator, 1)[-1] == last)
+    near = difflib.get_close_matches(name, sorted(known), 1, 0.5)
+    return next(same, near[0] if near else None)
+
+
 def settings_error(texts: Sequence[str]) -> SettingsError:
     """One error for one or more texts; several become a list."""
     if len(texts) == 1:
@@ -189,6 +198,8 @@ def _wrong(steps: KeySteps, error: Any) -> str:
     if error["type"] in ("dict_type", "model_type", "model_attributes_type"):
         example = next((EXAMPLES[s] for s in reversed(steps) if s in EXAMPLES), "{name: value}")
         return f"it must be a mapping, such as {example}{got}"
+    if error["type"] == "path_type":
+        return f"it must be a path, as text{got}"
     return str(error["msg"]).removeprefix("Value error, ") + got
 
 

@@ -147,6 +147,9 @@ def test_a_table_whose_times_cannot_be_read_is_said(tmp_path):
     done = invoke(tmp_path, "--topic", "shop", "--sample", tmp_path / "shop.csv")
     comments = (tmp_path / "settings.yaml").read_text().replace("#", "").split()
     assert "shop.csv has no time that could be read" in done.output and "has no time that could be read" in " ".join(comments)
+    assert "backtest" not in done.output, "a command that would be refused"
+    looked = CliRunner().invoke(app, ["sources", "check", str(tmp_path / "shop.csv"), "--config", str(tmp_path / "settings.yaml")])
+    assert "shop.csv have no timestamp" in looked.output and "refuse such rows" in " ".join(looked.output.split())
 
 
 @pytest.mark.parametrize("made", ["file", "link"])

@@ -300,6 +300,13 @@ def test_a_key_that_is_a_decimal_as_bytes_is_doubted(kind, says):
     assert any(doubt.startswith(says) and "decimal.handling.mode to string" in doubt for doubt in guessed.doubts)
 
 
+@pytest.mark.parametrize(("values", "is_doubted"), [("8,33 4,00 1.250,5", True), ("1'250,75 -3,1 7,0", True), ("8.33 4.00 1.5", False), ("a,1 2,5 3,5", False)])
+def test_numbers_with_a_decimal_comma_are_doubted(values, is_doubted):
+    values = values.split()
+    guessed = guess("t", rows(lambda i: {"user": f"u{i % 5}", "item": f"i{i % 9}", "at": (S0 + i) * 1000, "price": values[i % 3]}), NOW_US)
+    assert any(doubt.startswith("price looks like numbers with a decimal comma") for doubt in guessed.doubts) == is_doubted
+
+
 @pytest.mark.parametrize("prefix", ["", "user:"])
 def test_a_check_doubts_such_keys_too(prefix, tmp_path):
     (tmp_path / "t.yaml").write_text(f"sources: [{{topic: t, envelope: debezium, time: s, fields: {{src: {{path: U, prefix: '{prefix}'}}, dst: V, time: T}}}}]")

@@ -45,7 +45,8 @@ def test_a_request_needs_an_admin_key_and_is_kept_with_typed_keys(world):
         "request": one.id, "state": "found", "waits_for": "", "nodes": 2, "unknown": 1, "asked_at": 0, "ended_at": 5.0,
         "found": [{"node": 2, "where": "nodes.keys"}] * 100, "proof": "all"}
     assert world.client.get(f"/v1/erase/{'0' * 32}", headers=key("ask")).status_code == 404
-    assert world.client.get("/v1/erase/..%2Fx", headers=key("ask")).status_code in (404, 422)
+    for other in ("..%2Fx", "nope", ".."):
+        assert world.client.get(f"/v1/erase/{other}", headers=key("ask")).status_code == 404
 
 
 @pytest.mark.parametrize(("body", "why"), [

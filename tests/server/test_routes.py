@@ -239,6 +239,7 @@ def test_events_by_rest_are_checked_before_any_is_sent(world, monkeypatch):
     assert sent[0][0] == b"n:1" and json.loads(sent[0][1]) == {"type": "edge", **good} and sent[1][0] == b"n:1"
     for bad in ({"src": "n:1", "dst": "n:2", "time": 1, "features": [1]}, {"src": "n:1"}, {"dst": "x" * 300, "src": 1, "time": 1, "features": [1, 2]}):
         assert "event 1" in post(world, "/v1/events", {"events": [good, bad]}, 422)["detail"]
+    assert "the stream has 2; has src. As" in post(world, "/v1/events", {"events": [{"src": "n:1"}]}, 422)["detail"]
     assert len(sent) == 2
 
     def broken(_):

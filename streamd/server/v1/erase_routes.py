@@ -1,5 +1,6 @@
 """The `/v1/erase` routes. They store requests to erase nodes, which another process executes."""
 
+import re
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Path
@@ -87,10 +88,12 @@ def erase(body: EraseRequest, state: State) -> ErasureResponse:
 
 @router.get("/erase/{request}", tags=["operating"])
 def erasure(
-    request: Annotated[str, Path(min_length=1, max_length=64, pattern="^[0-9a-f]+$")], state: State
+    request: Annotated[str, Path(min_length=1, max_length=64)], state: State
 ) -> ErasureResponse:
     """The progress of a request to erase nodes: the reason why it waits, and finally its proof."""
-    found = ErasureRequests(state.settings.data_dir).read(request)
+    # An id is hexadecimal; anything else must not become a path.
+    is_id = re.fullmatch("[0-9a-f]+", request) is not None
+    found = ErasureRequests(state.settings.data_dir).read(request) if is_id else None
     if found is None:
         raise HTTPException(404, "this machine has no such request, or it is too old")
     return _answer(found)
