@@ -19,7 +19,7 @@ from streamd.processes import num_cpus, torchrun_rank
 from streamd.roles import ARCHIVE, FOLLOW, RANK, SCORE, roles_of
 from streamd.settings.loading import Settings, check_access, has_keys, schema_of
 from streamd.settings.sources import REGISTRY_FORMATS
-from streamd.telemetry.heartbeat import held_times, read_beats
+from streamd.telemetry.heartbeat import STALLED_SECONDS, UNSEEN_SECONDS, held_times, read_beats
 
 if TYPE_CHECKING:
     from streamd.ingest.kafka.topic_watch import Topics
@@ -442,13 +442,19 @@ def _kernels(_: Settings) -> str:
 
 
 def _roles(settings: Settings) -> str:
-    """List all roles that ever wrote in the directory, with the part of the log that each one
-    holds, whether or not it runs."""
+    """List all roles that ever wrote here, with the part of the log that each one holds. Raises:
+    StreamdError for a process that is stopped or stuck."""
     from streamd.eventlog.upkeep.holds import read_holds
 
-    holds = read_holds(settings.data_dir)
+    holds, lines = read_holds(settings.data_dir), []
     beats = {beat.name: beat for beat in read_beats(settings.data_dir)}
-    lines = []
+    for newest in beats.values():
+        silent = time.time() - newest.heartbeat_ns / 1e9
+        if newest.exists and (silent >= UNSEEN_SECONDS or not newest.alive):
+            raise StreamdError(
+                f"{newest.name} is stopped or stuck: its last heartbeat is {silent:.0f} s old.",
+                f"read its log; `streamd run` kills and restarts it after {STALLED_SECONDS:.0f} s.",
+            )
     for name in sorted({*holds, *beats}):
         beat = beats.get(name)
         runs = beat.state if beat is not None and beat.alive else "does not run"

@@ -186,7 +186,7 @@ def _log_of(
             own, file, columns, lambda done, of: progress(f"reading {file}", done, of, "events")
         )
         notes = "; ".join(note for note in (done.times, done.rounded.words) if note)
-        yield open_log(own.data_dir), f"; {notes}"
+        yield open_log(own.data_dir), f"; the whole file has {notes}"
 
 
 def _table(

@@ -75,7 +75,10 @@ class KeyTable:
             except UnicodeEncodeError:
                 raise BadEvent("bad_key", f"{name} is not valid unicode") from None
             if size > self._max_bytes:
-                raise BadEvent("bad_key", f"{name} has {size} bytes, at most {self._max_bytes}")
+                raise BadEvent(
+                    "bad_key",
+                    f"{name} has {size} bytes, ingest.max_key_bytes is {self._max_bytes}",
+                )
         elif not -INT64_MAX <= key <= INT64_MAX:
             raise BadEvent("bad_key", f"{name} does not fit int64")
 

@@ -135,7 +135,8 @@ class EventReader:
         except RecursionError:
             raise BadEvent("too_deep", TOO_DEEP) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BadEvent("bad_json", str(error)) from None
+            text = str(error) if len(memoryview(raw)) else "the value is empty"
+            raise BadEvent("bad_json", text) from None
         return event
 
     def _read(self, strict: Any, lenient: Any, value: bytes | msgspec.Raw) -> Any:

@@ -47,8 +47,8 @@ class FirstTimes:
         self.is_held = True
         metrics.first_times_held.set(1)
         action = (
-            f"{found.action}, or set {ACCEPT_SETTING}: true, and start again; or, if these events "
-            "were a mistake, send right ones and start again: ingest then accepts all of them"
+            f"{found.action}, or set {ACCEPT_SETTING}: true, and start again. If these events were "
+            "a mistake, send right ones and start again: ingest then accepts all of them"
         )
         logger.error("first_times_held", why=found.words, action=action)
         self._beat.note(held=f"{found.words}; {action}")

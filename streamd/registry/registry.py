@@ -402,13 +402,14 @@ class Registry:
             self._disk.sync_folder(self.folder)
 
     def drop_before(self, edge: int) -> None:
-        """Drop the versions whose window began before an event id, but not champion and shadow.
-
-        The pending messages of such a version may hold features of edges that a delete just before
-        that event hides.
-        """
+        """Drop the versions whose window began before an event id, but not champion and shadow:
+        their messages may hold features of edges that a delete just before that event hides."""
         with self.journal.lock:
-            self._drop([m.name for m in read_manifests(self) if m.first_edge < edge])
+            stale = {m.name for m in read_manifests(self) if m.first_edge < edge} - self._named()
+            self._drop(sorted(stale))
+        if stale:
+            why = "they may contain deleted data; champion and shadow follow once they are replaced"
+            logger.warning("versions_dropped", versions=sorted(stale), meaning=why)
 
     def named_windows(self) -> list[tuple[int, int]]:
         """The event ids [first, end) of the windows of champion and shadow."""
@@ -421,10 +422,8 @@ class Registry:
         return {name for move in moves if move for name in (move.champion, move.shadow)}
 
     def _drop(self, names: list[str]) -> None:
-        named = self._named()
-        for name in names:
-            if name not in named:
-                self._remove(name)
+        for name in sorted(set(names) - self._named()):
+            self._remove(name)
 
     def _remove(self, name: str) -> None:
         # Rename it first, so that every visible version is complete.

@@ -31,6 +31,8 @@ def web_config(state: ServerState) -> uvicorn.Config:
     )
     return uvicorn.Config(
         create_app(state),
+        # Its lines go to the root logger, as those of other libraries.
+        log_config=None,
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=5,

@@ -5,6 +5,7 @@ import resource
 import socket
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -114,6 +115,14 @@ def test_a_replica_is_asked_for_the_ports_of_the_roles_that_run_there(tmp_path):
         check = run_check("ports", s)
         assert check.good and f"{port} used by follow, which runs" in check.seen
     assert "train" not in check.seen and "ingest" not in check.seen
+
+
+def test_a_role_whose_process_is_stopped_is_bad(tmp_path, monkeypatch):
+    Heartbeat(tmp_path, "train").touch("waiting")
+    assert run_check("roles", settings(tmp_path)).seen == "train: waiting"
+    monkeypatch.setattr(doctor, "time", SimpleNamespace(time=lambda: time.time() + 35.4))
+    check = run_check("roles", settings(tmp_path))
+    assert not check.good and "train is stopped or stuck: its last heartbeat is 3" in check.seen
 
 
 @pytest.mark.parametrize(("soft", "good"), [(1024, True), (256, False), (resource.RLIM_INFINITY, True)])

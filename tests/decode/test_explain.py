@@ -34,6 +34,7 @@ def said(value, headers=(), **rules):
     ({"src": "a", "dst": "b", "time": 5, "features": ["x", 2]}, "features[0]: expected float, got str"),
     ({"type": "secret-1"}, "type is none of edge, node, label, delete"),
     (b"17", "an event: expected object, got int"),
+    (b"", "the value is empty. As an edge should be: "),
     ({"type": "node", "features": [1]}, 'id is missing; has type, features. As a node should be: {"type": "node", "id"'),
     ({"before": None, "after": FOREIGN, "op": "c"}, "looks like Debezium"),
     ({"schema": {}, "payload": {"before": None, "after": FOREIGN, "op": "c"}}, "looks like Debezium"),

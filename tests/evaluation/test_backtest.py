@@ -139,7 +139,7 @@ def test_a_file_is_backtested_without_a_data_directory(tmp_path):
     (table, _, verdict), _ = backtest_file(s, tmp_path / "events.csv", Columns("who", "what", "when"), Plan(), lambda *_: None)
     assert re.match(r"Live \w+ .*the best rule \(.*; it .*nightly.*; .*state.* learning", verdict)
     assert table.row_count == 8 and not (tmp_path / "none").exists()
-    assert re.search(r"; times 1970-01-01T00:\S+Z to 1970-01-02T23:\S+Z, read as seconds\. Nightly models first ", str(table.caption))
+    assert re.search(r"; the whole file has times 1970-01-01T00:\S+Z to 1970-01-02T23:\S+Z, read as seconds\. Nightly models first ", str(table.caption))
 
 
 @pytest.mark.parametrize("stale", ["5,x", "-1", "41"])

@@ -74,5 +74,15 @@ def test_the_heartbeat_counts_what_was_read_and_refused(tmp_path, bad):
     world.run(5)
     said = newest_beat(tmp_path, lambda beat: beat.detail.get("reading_seconds", 0) >= 3).detail
     assert (said["records"], said["dead_letters"]) == (5 + bad, bad) and said["reading_seconds"] >= 3
-    assert ("src" in said["refused_mostly"]) == bool(bad)
+    assert said["refused_mostly"].startswith("src is missing") == bool(bad)
+    world.kill()
+
+
+def test_one_error_of_several_reasons_is_said_to_be_the_most_frequent(tmp_path):
+    world = World(tmp_path)
+    for event in ({"dst": "a", "time": 1}, {"dst": "b", "time": 1}, {"src": "u", "dst": "a", "time": "soon"}):
+        world.send(0, event)
+    world.run(5)
+    said = newest_beat(tmp_path, lambda beat: beat.detail.get("reading_seconds", 0) >= 3).detail
+    assert said["dead_letters"] == 3 and said["refused_mostly"].startswith("most often src is missing")
     world.kill()

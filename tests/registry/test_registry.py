@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from filelock import FileLock, Timeout
+from structlog.testing import capture_logs
 
 from streamd.errors import VersionError
 from streamd.eventlog.writer import LogWriter
@@ -254,6 +255,16 @@ def test_moves_of_several_processes_form_one_chain(tmp_path):
     assert len(moves) == 60
     assert {m.shadow for m in moves} == {moves[0].champion}, "nothing was proven since"
     assert len({m.champion for m in moves}) == 60
+
+
+def test_versions_from_before_a_delete_go_with_a_line_in_the_log(registry):
+    first, second, third = (registry.publish(candidate(n)).version for n in (1, 2, 3))
+    with capture_logs() as lines:
+        registry.drop_before(0)
+        assert registry.names() == [first, second, third] and not lines, "none is that old"
+        registry.drop_before(10**6)
+    assert registry.names() == [first, third], "shadow and champion"
+    assert [line["versions"] for line in lines if line["event"] == "versions_dropped"] == [[second]]
 
 
 OPERATIONS = {

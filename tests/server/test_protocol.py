@@ -86,6 +86,11 @@ def wire(tmp_path, request):
     made.close()
 
 
+def test_a_line_of_the_web_server_goes_where_lines_of_libraries_go(wire, caplog):
+    wire.link(b"garbage\r\n\r\n")
+    wait(lambda: "Invalid HTTP request received." in caplog.messages)
+
+
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 

@@ -42,7 +42,7 @@ def test_a_step_says_before_it_begins_what_is_learned_and_with_what_of_the_past(
     assert (step.do, list(step.windows), step.seq) == ("learn", due, log.state.seq)
     assert (step.range.first_edge, step.range.end_edge) == (due[0].first_edge, due[-1].end_edge)
     assert step.version == trainer.contest.version and step.epochs == 2 and step.replay
-    named, drawn = trainer.learner.replay.named, []
-    monkeypatch.setattr(trainer.learner.replay, "named", lambda ids: (drawn.append(ids), named(ids))[1])
+    named, drawn = trainer.learner.replay.chunks_of, []
+    monkeypatch.setattr(trainer.learner.replay, "chunks_of", lambda ids: (drawn.append(ids), named(ids))[1])
     trainer.process(*due)
     assert drawn == [step.replay], "learning takes what the step says, in its order"

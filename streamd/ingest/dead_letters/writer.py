@@ -72,12 +72,13 @@ class LetterWriter:
     def summary(self) -> dict[str, Any]:
         """Fields of the heartbeat, counted since the start of this process: seconds, records read,
         letters, and the newest error of the most frequent reason, empty without letters."""
-        reasons = self._counts.most_common(1)
+        reasons = self._counts.most_common(2)
+        newest = self._newest[reasons[0][0]] if reasons else ""
         return {
             "reading_seconds": self._clock.monotonic() - self._begun,
             "records": self._num_records,
             "dead_letters": self.num_letters,
-            "refused_mostly": self._newest[reasons[0][0]] if reasons else "",
+            "refused_mostly": f"most often {newest}" if len(reasons) > 1 else newest,
         }
 
     def forget(self, positions: Sequence[Position]) -> None:
