@@ -8,6 +8,7 @@
     |   |   `-- SchemaError    the settings declare other sets or features than the log has
     |   |-- CorruptionError    bytes that were committed differ from their checksum
     |   `-- DiskError          a write or sync failed: the disk is full or broken
+    |-- LeaseError             a snapshot of the log was closed, or not used for too long
     |-- TGUFError              a file is not a TGUF version 1 file this reader can trust
     |-- TFGNNError             a schema, spec, record or table of TF-GNN is invalid
     |   `-- TFRecordError      a TFRecord file is truncated or damaged
@@ -89,6 +90,11 @@ class CorruptionError(DataDirectoryError):
 class DiskError(DataDirectoryError):
     """When a write or sync of the log, or of a role's own files, failed. The operator frees space;
     the role restarts by itself."""
+
+
+class LeaseError(StreamdError):
+    """When a snapshot of the log is read after it was closed, or after its lease ran out because it
+    was not used. The program opens the log again."""
 
 
 class TGUFError(StreamdError):

@@ -41,6 +41,7 @@ LIBRARY = {
         "streamd.models.link_loss",
     ],
     "A log": ["streamd.eventlog.reader.LogReader"],
+    "A log as tables": ["streamd.open_log", "streamd.table.log_snapshot.LogSnapshot"],
 }
 """Heading -> names that docs/library.md uses."""
 CLIENT = """\

@@ -52,6 +52,11 @@ class Deletions:
         which `take` found them."""
         return self._edge.values
 
+    @property
+    def has_gone_nodes(self) -> bool:
+        """Whether any node id is retired."""
+        return bool(len(self._gone))
+
     def take(self, rows_X: NDArray[np.void], find: FindEdges) -> None:
         """Add further `DELETION` rows."""
         if not len(rows_X):

@@ -62,6 +62,11 @@ class LateEdges:
         self._time.append(rows["time"])
         self._by_time.add(rows["time"], rows["edge"])
 
+    @property
+    def rows(self) -> tuple[Int64, Int64]:
+        """Event ids of all late edges, ascending, and their original times: int64[N] each."""
+        return self._edge.values, self._time.values
+
     def holds(self, event_ids: Int64) -> Bools:
         """Whether each event id is that of a late edge: bool of the same shape."""
         return places_in(self._edge.values, event_ids) >= 0

@@ -2,6 +2,7 @@
 
 import weakref
 from bisect import bisect_right
+from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
 
@@ -10,13 +11,14 @@ import numpy as np
 from streamd.errors import TGUFError
 from streamd.eventlog.columns import EdgeColumns
 from streamd.eventlog.deletions import Deletions
-from streamd.eventlog.journal.journal import NOTHING, LogState
+from streamd.eventlog.journal.journal import NOTHING, LogState, SegmentState
 from streamd.eventlog.journal.tail import JournalTail
 from streamd.eventlog.layout import DELETIONS, FEATURES, KEYS, feature_row
 from streamd.eventlog.log_changes import Changes, LogSubscriber
 from streamd.eventlog.lookup import CommittedBytes, LateEdges, find_edges
 from streamd.eventlog.node_features import FeatureFile, FeatureHistory, FeatureUpdates
 from streamd.eventlog.node_keys import decode_sets
+from streamd.eventlog.segment_files import SegmentFiles
 from streamd.eventlog.segments import MappedSegments
 from streamd.eventlog.tguf.growing import GrowingArray
 from streamd.events import DELETION, Bools, Float32, Int64, Key, SetKey
@@ -246,6 +248,16 @@ class LogReader:
         """Whether each of the events [first, end) is deleted: bool[end - first]."""
         src, dst, _ = self.edges(first, end)
         return self.deletions.hides(first, src, dst)
+
+    def segments(self) -> Iterator[tuple[SegmentState, SegmentFiles]]:
+        """Yield every segment with its mapped files, oldest first. The files stay mapped while they
+        are referred to, even if they are dropped or replaced meanwhile."""
+        return self._segments.each()
+
+    def original_times(self) -> tuple[Int64, Int64]:
+        """Event ids of the late edges, ascending, and their original times, which the log replaced
+        by the watermark: int64[N] microseconds."""
+        return self._late.rows
 
     def edges(self, first: int, end: int) -> tuple[Int64, Int64, Int64]:
         """Read src, dst and time of the edges [first, end), as `MappedSegments.edges` does."""

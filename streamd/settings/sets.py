@@ -162,6 +162,19 @@ def text_of(value: str | int | bool) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def other_text(declared: FeatureSettings) -> str:
+    """The value for a text that is no category, in tables and samples."""
+    return free_text("other", declared)
+
+
+def free_text(word: str, declared: FeatureSettings) -> str:
+    """The word, with as many _ appended as make it differ from all categories."""
+    texts = {text_of(c) for c in declared.categories or ()}
+    while word in texts:
+        word += "_"
+    return word
+
+
 class Contradiction(NamedTuple):
     """A contradiction between settings.
 

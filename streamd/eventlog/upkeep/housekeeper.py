@@ -22,6 +22,7 @@ from streamd.eventlog.upkeep.holds import (
 )
 from streamd.eventlog.upkeep.prune import Pruner
 from streamd.eventlog.upkeep.retries import Retries
+from streamd.eventlog.upkeep.snapshot_leases import read_leases
 from streamd.eventlog.writer import LogWriter
 from streamd.roles import COMPACT
 from streamd.settings.loading import RetentionSettings
@@ -247,8 +248,10 @@ class Housekeeper:
         return self._progress
 
     def _retain(self) -> bool:
-        """Drop the oldest segments that retention no longer keeps, unless a role holds them."""
-        held = self._needs.edge
+        """Drop the oldest segments that retention no longer keeps, unless a role or a snapshot
+        holds them."""
+        leases = read_leases(self._writer.data_dir, time.time())
+        held = min([self._needs.edge, *(lease.first_event for lease in leases)])
         sizes = {
             s.first_edge: stored_bytes(self._writer.data_dir / s.path)
             for s in self._writer.state.segments

@@ -13,7 +13,14 @@ from typing import Any
 from streamd.errors import TFGNNError
 from streamd.schema import DEFAULT_SET, Schema
 from streamd.settings.loading import Settings, edge_sets, node_sets, schema_of, with_schema
-from streamd.settings.sets import FeatureSettings, SetSettings, first_names, text_of
+from streamd.settings.sets import (
+    FeatureSettings,
+    SetSettings,
+    first_names,
+    free_text,
+    other_text,
+    text_of,
+)
 from streamd.tfgnn.schema.messages import EdgeSet, Feature, GraphSchema, NodeSet
 from streamd.tfgnn.schema.schema import (
     REVERSED,
@@ -169,23 +176,10 @@ def feature_type(declared: FeatureSettings) -> Feature:
     return new_feature("DT_BOOL" if declared.type == "bool" else "DT_FLOAT")
 
 
-def other_text(declared: FeatureSettings) -> str:
-    """The value in tables for a text that is none of the categories."""
-    return _free("other", declared)
-
-
 def nothing_text(declared: FeatureSettings) -> str:
     """The value in tables for a missing text, such as that of a node without features."""
     is_free = "" not in {text_of(c) for c in declared.categories or ()}
-    return "" if is_free else _free("none", declared)
-
-
-def _free(word: str, declared: FeatureSettings) -> str:
-    """The word, with _ appended until it differs from all categories."""
-    texts = {text_of(c) for c in declared.categories or ()}
-    while word in texts:
-        word += "_"
-    return word
+    return "" if is_free else free_text("none", declared)
 
 
 def reverse_names(declared: Declared) -> dict[str, str]:

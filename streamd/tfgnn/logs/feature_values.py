@@ -4,8 +4,8 @@ import numpy as np
 
 from streamd.errors import TFGNNError
 from streamd.events import Float32
-from streamd.settings.sets import FeatureSettings, text_of
-from streamd.tfgnn.logs.declared import DeclaredSet, nothing_text, other_text
+from streamd.settings.sets import FeatureSettings, other_text, text_of
+from streamd.tfgnn.logs.declared import DeclaredSet, nothing_text
 from streamd.tfgnn.records.row_names import Location
 from streamd.tfgnn.sampling.draws import Array
 

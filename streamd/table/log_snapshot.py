@@ -1,0 +1,188 @@
+"""A log as of one commit, as tables."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import pyarrow as pa
+
+from streamd.clock import parse_time_us, time_us
+from streamd.errors import StreamdError
+from streamd.eventlog.reader import LogReader
+from streamd.settings.sets import nearest_of
+from streamd.table.arrow_columns import pick
+from streamd.table.event_tables import AllEvents, EventColumns, SetEvents
+from streamd.table.keys import NodeKeys
+from streamd.table.lease import Lease
+
+Time = int | str | datetime | None
+"""A bound of time: microseconds since 1970, ISO 8601, or a datetime; without a zone it is UTC."""
+EARLIEST_US, LATEST_US = -(2**63), 2**62
+"""Bounds of event times, for a range without them; every event is before the second."""
+
+
+class Table(Protocol):
+    """A table of a snapshot.
+
+    schema: Arrow schema of all its columns. default_columns: those that are read if none are named.
+    """
+
+    @property
+    def schema(self) -> Any: ...
+
+    @property
+    def default_columns(self) -> Sequence[str]: ...
+
+    def batches(
+        self, columns: Sequence[str], since_us: int, until_us: int
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield batches of rows, each as (number of rows, Arrow arrays by name). The times bound
+        `time`, if the table has such a column: [since_us, until_us)."""
+
+
+class LogSnapshot:
+    """A log as of the commit at which it was opened. `streamd.open_log` opens one.
+
+    Its tables are `pyarrow.RecordBatchReader`s: streams of record batches, which are read once.
+    Events, labels and nodes that were deleted before the commit are left out. Several threads may
+    read.
+
+    It is a lease on the log's segments: retention keeps them until it is closed, or was not used
+    for `lease_seconds`; then every further read raises LeaseError. Its batches stay valid, since
+    they keep their memory mapped.
+    """
+
+    def __init__(self, log: LogReader, lease: Lease) -> None:
+        """log: of the snapshot, which is never refreshed."""
+        self._log = log
+        self._lease = lease
+        self._keys = NodeKeys(log)
+        self._columns = EventColumns(log, self._keys)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the lease. Batches that were read stay valid."""
+        self._lease.close()
+
+    @property
+    def is_leased(self) -> bool:
+        """Whether retention knows of the snapshot. It does not if the directory cannot be written,
+        as that of a backup; the files stay mapped all the same."""
+        return self._lease.is_kept
+
+    @property
+    def commit(self) -> int:
+        """Number of the newest commit in the snapshot."""
+        return self._log.state.seq
+
+    @property
+    def first_event(self) -> int:
+        """Id of the log's oldest event."""
+        return self._log.first_edge
+
+    @property
+    def end_event(self) -> int:
+        """One past the id of the log's newest event."""
+        return self._log.num_edges
+
+    @property
+    def edge_sets(self) -> tuple[str, ...]:
+        """Names of the edge sets."""
+        return self._log.state.schema.edge_set_names
+
+    @cached_property
+    def _set_events(self) -> dict[str, SetEvents]:
+        return {
+            name: SetEvents(self._columns, number) for number, name in enumerate(self.edge_sets)
+        }
+
+    def event_table(self, edge_set: str | None = None) -> Table:
+        """The table of `events`. Raises: StreamdError for an unknown edge set."""
+        if edge_set is None:
+            # The only set's columns need no copy.
+            if len(self.edge_sets) > 1:
+                return AllEvents(self._columns)
+            edge_set = self.edge_sets[0]
+        if edge_set not in self._set_events:
+            raise StreamdError(
+                f"The log has no edge set {edge_set!r}{nearest_of(edge_set, self.edge_sets)}."
+            )
+        return self._set_events[edge_set]
+
+    def events(
+        self,
+        edge_set: str | None = None,
+        *,
+        since: Time = None,
+        until: Time = None,
+        columns: Sequence[str] | None = None,
+    ) -> Any:
+        """The events of an edge set, in order of time.
+
+        Args:
+            edge_set (str, optional): name of the set. Without it: the log's only set, or the events
+                of all sets in event order.
+            since (Time, optional): events at or after this time only.
+            until (Time, optional): events before this time only.
+            columns (Sequence of str, optional): names of columns. By default those that are read
+                without a copy: `src`, `dst`, `time` and, if the set has any, `features`; of all
+                sets also `event` and `edge_set`, and no features.
+
+        Returns: a pyarrow.RecordBatchReader. Its batches have at most 131,072 rows. Those with
+        `src`, `dst`, `time` and `features` of one set refer to the mapped files, and end at deleted
+        rows.
+
+        Raises: StreamdError for an unknown set or column; LeaseError.
+        """
+        bounds = _us(since, "since", EARLIEST_US), _us(until, "until", LATEST_US)
+        name = f"events of {edge_set}" if edge_set else "events"
+        return self.read(self.event_table(edge_set), name, columns, *bounds)
+
+    def read(
+        self,
+        table: Table,
+        name: str,
+        columns: Sequence[str] | None = None,
+        since_us: int = EARLIEST_US,
+        until_us: int = LATEST_US,
+    ) -> Any:
+        """Some columns of a table as a pyarrow.RecordBatchReader. name: of the table, for errors.
+        Raises: StreamdError, LeaseError."""
+        self._lease.use()
+        schema = pick(table.schema, columns or table.default_columns, name)
+
+        def batches() -> Iterator[Any]:
+            for count, arrays in table.batches(schema.names, since_us, until_us):
+                # A reader that pauses too long must not read on.
+                self._lease.use()
+                yield record_batch(schema, count, arrays)
+
+        return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def record_batch(schema: Any, count: int, arrays: Mapping[str, Any]) -> Any:
+    """A record batch of arrays by name, in the order of a schema. count: of its rows."""
+    columns = [arrays[name] for name in schema.names]
+    assert all(len(column) == count for column in columns)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _us(time: Time, name: str, default: int) -> int:
+    """A bound of time in microseconds. Raises: SettingsError if text is no time."""
+    if time is None:
+        return default
+    if isinstance(time, datetime):
+        return time_us(time)
+    return parse_time_us(time, name) if isinstance(time, str) else time

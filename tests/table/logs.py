@@ -1,0 +1,84 @@
+"""Small logs for tests of tables, and readings of a process's memory."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import numpy as np
+
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
+from streamd.events import DELETION, Progress, Schema, empty_batch
+from streamd.settings.loading import schema_of
+from tests.builders import SECOND, batch, settings
+
+SHOP = {
+    "graph__node_sets": {"user": {"features": {"age": "number"}}, "item": {}},
+    "graph__edge_sets": {
+        "views": {"source": "user", "target": "item", "features": {"seconds": "number", "app": "bool", "time": "number"}},
+        "buys": {"source": "user", "target": "item", "features": {
+            "price": "number", "how": {"categories": ["card", "cash"]}, "shop": {"hash": 4}, "text": {"vector": 2}}}},
+    "stream__label_dim": 2}
+"""Two kinds of edges with features of every kind; a feature of views is called as a column is."""
+
+
+def shop_schema(path: Path) -> Schema:
+    return schema_of(settings(path, **SHOP))
+
+
+def delete(writer: LogWriter, nodes=(), edges=()) -> None:
+    """Commit deletes of nodes, and of edges given as (src, dst, time, number of the edge set)."""
+    rows = np.zeros(len(nodes) + len(edges), DELETION)
+    rows["edge"] = 0
+    for row, node in zip(rows, nodes, strict=False):
+        row["src"], row["dst"] = node, -1
+    for row, (src, dst, time, number) in zip(rows[len(nodes):], edges, strict=True):
+        row["src"], row["dst"], row["time"], row["edge_set"] = src, dst, time, number
+    writer.commit(dataclasses.replace(empty_batch(writer.schema), deletions_X=rows), Progress(), writer.watermark)
+
+
+def long_log(path: Path, num_edges: int, dim: int, segment_edges: int = 150_000, num_nodes: int = 1000) -> None:
+    """A log of many events, one a millisecond, with features; keys are "n:<id>"."""
+    writer = LogWriter(path, Schema(dim), segment_edges)
+    rng = np.random.default_rng(3)
+    keys = [f"n:{i}" for i in range(num_nodes)]
+    for a in range(0, num_edges, 50_000):
+        end = min(a + 50_000, num_edges)
+        src, dst = rng.integers(0, num_nodes, (2, end - a))
+        writer.commit(batch(writer.schema, src, dst, np.arange(a, end) * 1000, keys if a == 0 else ()), Progress(), end * 1000)
+    writer.close()
+
+
+def visible_ids(log: LogReader, edge_set: int | None = None, since_us: int = 0, until_us: int = 2**62):
+    """Plain reference: ids of the events of a set that are not deleted, in a range of time."""
+    ids = np.arange(log.first_edge, log.num_edges)
+    time = log.edges(log.first_edge, log.num_edges)[2]
+    kept = ~log.hidden(log.first_edge, log.num_edges) & (time >= since_us) & (time < until_us)
+    if edge_set is not None:
+        kept &= log.edge_sets(log.first_edge, log.num_edges) == edge_set
+    return ids[kept]
+
+
+def own_memory() -> int:
+    """Bytes of memory of this process that no file backs."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+def mapped_file(address: int) -> str:
+    """Name of the file that is mapped at an address of this process, "" for none."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        bounds, *rest = line.split(None, 5)
+        first, end = (int(x, 16) for x in bounds.split("-"))
+        if first <= address < end:
+            return rest[4] if len(rest) > 4 else ""
+    return ""
+
+
+def us(column) -> list[int]:
+    """Times of an Arrow column in microseconds."""
+    return column.cast("int64").to_pylist()
+
+
+HOUR_US = 3600 * SECOND
