@@ -9,6 +9,8 @@
     |   |-- CorruptionError    bytes that were committed differ from their checksum
     |   `-- DiskError          a write or sync failed: the disk is full or broken
     |-- LeaseError             a snapshot of the log was closed, or not used for too long
+    |-- FactsError             facts of past events cannot be computed exactly
+    |-- QueryError             a statement in SQL is refused or fails
     |-- TGUFError              a file is not a TGUF version 1 file this reader can trust
     |-- TFGNNError             a schema, spec, record or table of TF-GNN is invalid
     |   `-- TFRecordError      a TFRecord file is truncated or damaged
@@ -95,6 +97,16 @@ class DiskError(DataDirectoryError):
 class LeaseError(StreamdError):
     """When a snapshot of the log is read after it was closed, or after its lease ran out because it
     was not used. The program opens the log again."""
+
+
+class FactsError(StreamdError):
+    """When facts of past events cannot be computed exactly, because events before them were dropped
+    or overwritten and no stored facts have them. The user asks for later events."""
+
+
+class QueryError(StreamdError):
+    """When a statement in SQL is not allowed, is wrong, or needs too much memory. The user corrects
+    it, or raises `sql.max_memory_bytes`."""
 
 
 class TGUFError(StreamdError):

@@ -40,6 +40,7 @@ from streamd.cli.options import (
 )
 from streamd.cli.produce_command import produce
 from streamd.cli.sources import sources_app
+from streamd.cli.sql_command import sql
 from streamd.cli.store import backup, restore, verify
 from streamd.cli.table_output import join_help_lines, print_table
 from streamd.cli.tfgnn import tfgnn_app
@@ -151,6 +152,7 @@ def demo(
 
 
 app.command()(produce)
+app.command()(sql)
 app.command(cls=GridCommand)(backtest)
 app.command("import")(import_)
 

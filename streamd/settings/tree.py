@@ -245,6 +245,14 @@ class GraphSettings(Branch):
     )
 
 
+class SqlSettings(Branch):
+    """Bounds of `streamd sql`."""
+
+    max_memory_bytes: Positive = Field(
+        1 << 30, description="memory of a query of `streamd sql` above which it fails"
+    )
+
+
 class GpuSettings(Branch):
     """Use of GPU memory."""
 
@@ -440,6 +448,7 @@ class Settings(BaseSettings):
     server: ServerSettings = ServerSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     mlflow: MlflowSettings = MlflowSettings()
+    sql: SqlSettings = SqlSettings()
 
     @classmethod
     def settings_customise_sources(

@@ -6,16 +6,21 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+import numpy as np
 import pyarrow as pa
 
 from streamd.clock import parse_time_us, time_us
 from streamd.errors import StreamdError
 from streamd.eventlog.reader import LogReader
+from streamd.settings.loading import ModelSettings
 from streamd.settings.sets import nearest_of
 from streamd.table.arrow_columns import pick
 from streamd.table.event_tables import AllEvents, EventColumns, SetEvents
+from streamd.table.fact_rows import FactRows
 from streamd.table.keys import NodeKeys
 from streamd.table.lease import Lease
+from streamd.table.node_tables import Labels, LogNodes
+from streamd.table.records import moves, newest_model, versions, windows
 
 Time = int | str | datetime | None
 """A bound of time: microseconds since 1970, ISO 8601, or a datetime; without a zone it is UTC."""
@@ -76,8 +81,12 @@ class LogSnapshot:
         """End the lease. Batches that were read stay valid."""
         self._lease.close()
 
+    def check_open(self) -> None:
+        """Renew the lease. Raises: LeaseError if it has run out or is closed."""
+        self._lease.use()
+
     @property
-    def is_leased(self) -> bool:
+    def has_lease(self) -> bool:
         """Whether retention knows of the snapshot. It does not if the directory cannot be written,
         as that of a backup; the files stay mapped all the same."""
         return self._lease.is_kept
@@ -101,6 +110,15 @@ class LogSnapshot:
     def edge_sets(self) -> tuple[str, ...]:
         """Names of the edge sets."""
         return self._log.state.schema.edge_set_names
+
+    @property
+    def times(self) -> tuple[int, int]:
+        """Times of the oldest and the newest event in microseconds; 0 and 0 without any."""
+        first, end = self.first_event, self.end_event
+        if first == end:
+            return 0, 0
+        oldest, newest = self._log.time_of(np.array([first, end - 1])).tolist()
+        return oldest, newest
 
     @cached_property
     def _set_events(self) -> dict[str, SetEvents]:
@@ -149,6 +167,99 @@ class LogSnapshot:
         bounds = _us(since, "since", EARLIEST_US), _us(until, "until", LATEST_US)
         name = f"events of {edge_set}" if edge_set else "events"
         return self.read(self.event_table(edge_set), name, columns, *bounds)
+
+    def nodes(self, node_set: str | None = None, *, columns: Sequence[str] | None = None) -> Any:
+        """The nodes by id, of one node set or of all, with the features in force. Deleted ones
+        remain, without key and features.
+
+        Returns: a pyarrow.RecordBatchReader. Raises: StreamdError for an unknown set or column;
+        LeaseError.
+        """
+        names = self._log.state.schema.node_set_names
+        if node_set is not None and node_set not in names:
+            raise StreamdError(
+                f"The log has no node set {node_set!r}{nearest_of(node_set, names)}."
+            )
+        # The only set's features have names.
+        number = 0 if len(names) == 1 else None
+        if node_set is not None:
+            number = names.index(node_set)
+        return self.read(LogNodes(self._log, self._keys, number), "nodes", columns)
+
+    def labels(
+        self,
+        *,
+        since: Time = None,
+        until: Time = None,
+        columns: Sequence[str] | None = None,
+    ) -> Any:
+        """The labels of nodes that are not deleted, in the order of the log, as a
+        pyarrow.RecordBatchReader. since, until: as of `events`. Raises: StreamdError,
+        LeaseError."""
+        bounds = _us(since, "since", EARLIEST_US), _us(until, "until", LATEST_US)
+        return self.read(Labels(self._log, self._keys), "labels", columns, *bounds)
+
+    def facts(
+        self,
+        edge_set: str | None = None,
+        *,
+        since: Time = None,
+        until: Time = None,
+        columns: Sequence[str] | None = None,
+        model: ModelSettings | None = None,
+    ) -> Any:
+        """The facts about the pair of each event strictly before it, as training and serving see
+        them, to the bit: see docs/table.md. In a log of several sets they are those in the event's
+        set, and with `all_` those in all sets together.
+
+        Args:
+            edge_set, since, until, columns: as of `events`.
+            model (ModelSettings, optional): its half-lives and bound of pairs; those of the newest
+                version by default, and without one the defaults.
+
+        Returns: a pyarrow.RecordBatchReader. It raises FactsError if events before were dropped or
+        overwritten and no stored facts have them.
+
+        Raises: StreamdError for an unknown set or column; LeaseError.
+        """
+        bounds = _us(since, "since", EARLIEST_US), _us(until, "until", LATEST_US)
+        return self.read(self.fact_table(edge_set, model), "facts", columns, *bounds)
+
+    def fact_table(self, edge_set: str | None = None, model: ModelSettings | None = None) -> Table:
+        """The table of `facts`. Raises: StreamdError for an unknown edge set."""
+        number = None
+        if edge_set is not None:
+            self.event_table(edge_set)
+            number = self.edge_sets.index(edge_set)
+        return FactRows(self._log, model or newest_model(self._log.data_dir), number)
+
+    def windows(self) -> Any:
+        """The finished windows with their scores, as a pyarrow.RecordBatchReader."""
+        return self.read(windows(self._log.data_dir), "windows")
+
+    def versions(self) -> Any:
+        """The versions of the model that are kept, as a pyarrow.RecordBatchReader."""
+        return self.read(versions(self._log.data_dir), "versions")
+
+    def moves(self) -> Any:
+        """The moves of the champion, as a pyarrow.RecordBatchReader."""
+        return self.read(moves(self._log.data_dir), "moves")
+
+    def tables(self) -> dict[str, Table]:
+        """All tables by name: `events`, `nodes`, `labels`, `windows`, `versions`, `moves`, and in a
+        log of several sets `events_<edge set>` and `nodes_<node set>`."""
+        schema = self._log.state.schema
+        out: dict[str, Table] = {"events": self.event_table()}
+        if len(self.edge_sets) > 1:
+            out |= {f"events_{name}": self.event_table(name) for name in self.edge_sets}
+        several = schema.num_node_sets > 1
+        out["nodes"] = LogNodes(self._log, self._keys, None if several else 0)
+        for number, name in enumerate(schema.node_set_names if several else ()):
+            out[f"nodes_{name}"] = LogNodes(self._log, self._keys, number)
+        out["labels"] = Labels(self._log, self._keys)
+        for make in (windows, versions, moves):
+            out[make.__name__] = make(self._log.data_dir)
+        return out
 
     def read(
         self,

@@ -6,11 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
+from streamd.clock import SystemClock
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
-from streamd.events import DELETION, Progress, Schema, empty_batch
+from streamd.events import DELETION, Progress, Schema, SetKey, empty_batch
+from streamd.registry import Registry
 from streamd.settings.loading import schema_of
-from tests.builders import SECOND, batch, settings
+from streamd.settings.paths import Paths
+from streamd.telemetry.heartbeat import Heartbeat
+from streamd.training.trainer import Trainer
+from tests.builders import SECOND, batch, settings, stream
 
 SHOP = {
     "graph__node_sets": {"user": {"features": {"age": "number"}}, "item": {}},
@@ -47,6 +52,42 @@ def long_log(path: Path, num_edges: int, dim: int, segment_edges: int = 150_000,
         src, dst = rng.integers(0, num_nodes, (2, end - a))
         writer.commit(batch(writer.schema, src, dst, np.arange(a, end) * 1000, keys if a == 0 else ()), Progress(), end * 1000)
     writer.close()
+
+
+def shop_log(path: Path, num_events: int = 900) -> None:
+    """A log of SHOP: of 20 users and 15 items, in six hours; every 50th event is late, node 3 has features and a label, and node 5 is
+    deleted after 700 events, with one more edge."""
+    schema = shop_schema(path)
+    writer = LogWriter(path, schema, 250)
+    src, dst, time = stream(num_events)
+    sets = np.random.default_rng(2).integers(0, 2, num_events)
+    rows = np.zeros((num_events, schema.edge_feature_dim), np.float32)
+    for number, width in enumerate((3, 10)):
+        values = np.zeros((int((sets == number).sum()), width), np.float32)
+        values[:, 0], values[:, 1] = np.arange(len(values)) % 5, 1
+        rows[sets == number] = schema.edge_rows(number, values)
+    keys = [f"u:{i}" if i < 20 else SetKey(1, i - 20) for i in range(35)]
+    for a in range(0, num_events, 50):
+        while writer.remaining_rows() < 50:
+            writer.seal()
+        at = np.array([0])
+        more = {"node_F": at + 3, "node_row_F": at + 51, "node_edge_F": at + 50, "node_values_F": schema.node_rows(0, np.array([[41]], np.float32)),
+                "label_node_L": at + 3, "label_time_L": time[a:a + 1], "label_target_L": np.array([[0, 1]], np.float32), "new_keys": tuple(keys)}
+        writer.commit(dataclasses.replace(
+            empty_batch(schema), src_E=src[a:a + 50], dst_E=dst[a:a + 50], time_E=time[a:a + 50], msg_ED=rows[a:a + 50], late_edge=(29,),
+            late_time=(int(time[a + 29]) - 60 * SECOND,), **(more if a == 0 else {})), Progress(), int(time[a + 49]))
+        if a == 650:
+            delete(writer, [5], [(int(src[10]), int(dst[10]), int(time[10]), int(sets[10]))])
+    writer.commit(empty_batch(schema), Progress(), 100 * HOUR_US)
+    writer.close()
+
+
+def learn_shop(path: Path, model: str = "pair") -> None:
+    """Let a trainer learn all windows of a log of SHOP."""
+    s = settings(path, model__name=model, **SHOP)
+    trainer = Trainer(s, Paths.of(s, "train"), "cpu", LogReader.open(path), Registry.of(s), SystemClock(), Heartbeat(path, "train"))
+    while due := trainer.due():
+        trainer.process(due[0])
 
 
 def visible_ids(log: LogReader, edge_set: int | None = None, since_us: int = 0, until_us: int = 2**62):

@@ -113,7 +113,7 @@ def test_a_directory_without_the_right_to_write_is_read_without_a_lease(tmp_path
     write_log(tmp_path, *stream(100))
     (tmp_path / "snapshots").touch()  # no folder can be made there, whoever runs this
     with streamd.open_log(tmp_path) as snapshot:
-        assert not snapshot.is_leased and snapshot.events().read_all().num_rows == 100
+        assert not snapshot.has_lease and snapshot.events().read_all().num_rows == 100
 
 
 def test_a_log_of_a_newer_release_is_refused_by_its_number(tmp_path):

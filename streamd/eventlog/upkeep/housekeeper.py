@@ -250,6 +250,7 @@ class Housekeeper:
     def _retain(self) -> bool:
         """Drop the oldest segments that retention no longer keeps, unless a role or a snapshot
         holds them."""
+        # A lease that has run out keeps nothing.
         leases = read_leases(self._writer.data_dir, time.time())
         held = min([self._needs.edge, *(lease.first_event for lease in leases)])
         sizes = {

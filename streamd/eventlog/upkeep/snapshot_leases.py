@@ -47,6 +47,7 @@ def new_lease(data_dir: Path) -> Path:
 
 def write_lease(path: Path, lease: SnapshotLease) -> None:
     """Write or renew a lease. Raises: OSError, for example without the right to write."""
+    # The folder is there after the first snapshot.
     path.parent.mkdir(exist_ok=True)
     write_durably(path, msgspec.json.encode(lease))
 
@@ -55,6 +56,7 @@ def read_leases(data_dir: Path, now: float) -> list[SnapshotLease]:
     """The leases that have not run out, and remove the files of all others. now: wall time in
     seconds. Leases that cannot be removed are left out too."""
     leases = []
+    # A damaged lease counts as one that has run out.
     for path in sorted((data_dir / FOLDER).glob(f"*{ENDING}")):
         try:
             lease = msgspec.json.decode(path.read_bytes(), type=SnapshotLease)

@@ -1,0 +1,102 @@
+"""`streamd sql` answers SELECTs over a log, given as an argument, on stdin, or in a shell."""
+
+import sys
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from streamd.cli.options import (
+    ConfigOption,
+    DataOption,
+    err,
+    make_kernels_ready,
+    out,
+    printable,
+    settings_of,
+)
+from streamd.cli.table_output import print_table
+from streamd.errors import StreamdError
+
+if TYPE_CHECKING:
+    from streamd.table.sql.session import SqlSession
+
+Format = Literal["table", "csv", "json", "parquet"]
+SHOWN_ROWS = 1000
+"""Most rows of a table: more are not for people, and all must be in memory for its widths."""
+
+
+def sql(
+    statement: Annotated[
+        str | None,
+        typer.Argument(help="One SELECT; otherwise stdin has it, or in a terminal a shell begins."),
+    ] = None,
+    format_: Annotated[
+        Format, typer.Option("--format", help="Form of the result on stdout.")
+    ] = "table",
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
+) -> None:
+    """Ask the log in SQL: events, nodes, labels, windows, versions and moves, as of its newest
+    commit."""
+    from streamd.cli.sql_shell import SqlShell, store_history
+    from streamd.table.opening import open_log
+    from streamd.table.sql.session import SqlSession
+
+    settings = settings_of(config, data_dir)
+    if format_ == "parquet" and sys.stdout.isatty():
+        raise StreamdError(
+            "Parquet is not for a terminal.", "write it to a file, as > out.parquet."
+        )
+    # All statements of a shell see one commit.
+    with open_log(settings.data_dir) as snapshot:
+        session = SqlSession(snapshot, settings.sql.max_memory_bytes, settings.model)
+        if statement is None and sys.stdin.isatty():
+            err.print(
+                f"Commit {snapshot.commit:,} with events [{snapshot.first_event:,}, "
+                f"{snapshot.end_event:,}). End a SELECT with ; and see .help.",
+                soft_wrap=True,
+                highlight=False,
+            )
+            try:
+                SqlShell(session, lambda text: answer(session, text, format_)).run()
+            finally:
+                store_history()
+            return
+        answer(session, sys.stdin.read() if statement is None else statement, format_)
+
+
+def answer(session: "SqlSession", statement: str, format_: Format) -> None:
+    """Print the result of a statement. Raises: QueryError, LeaseError."""
+    from streamd.table.sql.output import FORMATS
+
+    # Only facts need kernels, which may take half a minute to compile.
+    if "facts" in statement.lower():
+        make_kernels_ready()
+    result = session.query(statement)
+    if format_ == "table":
+        print_result(result)
+        return
+    FORMATS[format_](result, sys.stdout.buffer)
+    sys.stdout.buffer.flush()
+
+
+def print_result(result: Any) -> None:
+    """Print the first SHOWN_ROWS rows of a result as a table, and the number of the others."""
+    from streamd.table.sql.output import as_text, rows_of
+
+    # Read the rest to the end, to count it.
+    rows = rows_of(result)
+    table = Table(*(printable(name) for name in result.schema.names), box=None)
+    for row in islice(rows, SHOWN_ROWS):
+        table.add_row(*(Text(printable(as_text(value))) for value in row.values()))
+    print_table(out, table)
+    more = sum(1 for _ in rows)
+    if more:
+        err.print(
+            f"and {more:,} more rows: --format csv, json or parquet has all",
+            soft_wrap=True,
+            highlight=False,
+        )

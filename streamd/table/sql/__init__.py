@@ -1,0 +1,1 @@
+"""SQL over a snapshot of a log, by DuckDB."""
