@@ -1,10 +1,15 @@
 """Proves that erased keys are gone: searches key tables and dead letters for typed keys, and
 everything that streamd writes for their bytes."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 
 from streamd.cli.options import err
+from streamd.clock import utc
+from streamd.eventlog.upkeep.holds import read_compacted
+from streamd.eventlog.upkeep.snapshot_leases import read_leases
 from streamd.events import Key
 from streamd.number_texts import count_noun, times
 from streamd.settings.loading import Settings
@@ -85,6 +90,21 @@ def _find_bytes(settings: Settings, search: DeletedSearch, skip: str) -> Iterato
     for name in (changelog_topic, models_topic) if log.name else ():
         places.append(search.in_topic(KafkaTopic(settings.kafka, name(log.name))))
     yield from chain.from_iterable(places)
+
+
+def snapshots_before_compaction(data_dir: Path) -> list[str]:
+    """A line for each open snapshot (`streamd.open_log`) that has files as they were before the
+    newest compaction."""
+    done = read_compacted(data_dir)
+    if done is None:
+        return []
+    return [
+        f"found: a snapshot of commit {lease.seq:,} keeps the files from before the compaction at "
+        f"commit {done.seq:,} until it is closed, or {utc(int(lease.until * 1e6))}: process "
+        f"{lease.process}"
+        for lease in read_leases(data_dir, time.time())
+        if lease.seq < done.seq
+    ]
 
 
 def print_finding(line: ProgressLine, found: Found) -> None:

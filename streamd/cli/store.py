@@ -64,7 +64,11 @@ def _verify_all(settings: Settings) -> int:
 
 def _verify_deletes(settings: Settings, given: list[str]) -> int:
     """Search for deleted keys. Returns: exit status, 1 if one was found."""
-    from streamd.cli.proof import print_finding, prove_erasure
+    from streamd.cli.proof import (
+        print_finding,
+        prove_erasure,
+        snapshots_before_compaction,
+    )
     from streamd.store.deleted_keys import read_keys
     from streamd.store.erasure import candidates, schema_of_log
 
@@ -75,7 +79,11 @@ def _verify_deletes(settings: Settings, given: list[str]) -> int:
     with ProgressLine(err, "looking keys up by type", "keys") as line:
         found, summary = prove_erasure(settings, texts, keys, line, partial(print_finding, line))
     out.print(summary, soft_wrap=True)
-    return 1 if found else 0
+    # Files that a compaction has replaced stay on the disk while a program has them mapped.
+    held = snapshots_before_compaction(settings.data_dir)
+    for text in held:
+        err.print(text, markup=False, highlight=False, soft_wrap=True)
+    return 1 if found or held else 0
 
 
 def backup(

@@ -13,7 +13,7 @@ import pytest
 
 from tests.benchmarks.parts import ALL
 
-QUICK = ("files", "ingest-sets", "traces", "cache", "growth-deletes", "growth-headers", "growth-status", "sampling-hub", "sampling-sets", "restart-sets",
+QUICK = ("files", "table", "ingest-sets", "traces", "cache", "growth-deletes", "growth-headers", "growth-status", "sampling-hub", "sampling-sets", "restart-sets",
          "ranks-entries", "ranks-counts-reddit-tgn", "store")
 """Parts that start no roles and take a second or two."""
 

@@ -8,8 +8,10 @@ import time
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import streamd
+from streamd.cli.main import app
 from streamd.errors import DataDirectoryError, JournalError, LeaseError, TGUFError
 from streamd.eventlog.journal.journal import journal_files
 from streamd.eventlog.upkeep.housekeeper import Housekeeper
@@ -17,6 +19,8 @@ from streamd.eventlog.upkeep.snapshot_leases import read_leases
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema
 from streamd.settings.loading import RetentionSettings
+from streamd.store.objects import Store
+from streamd.store.upload import upload
 from tests.builders import batch, compact, stream, write_log
 from tests.table.logs import delete
 
@@ -76,6 +80,35 @@ def test_compaction_and_retention_change_nothing_in_an_open_snapshot(tmp_path):
     assert retained(writer) == 3000, "compaction has sealed the newest segment"
     assert before["src"].to_numpy().sum() > 0, "batches stay valid"
     writer.close()
+
+
+def test_verify_names_the_snapshots_that_keep_files_from_before_a_compaction(tmp_path):
+    write_log(tmp_path, *stream(500))
+    writer = LogWriter(tmp_path, Schema(), 500)
+    delete(writer, [4])
+
+    def verify():
+        done = CliRunner().invoke(app, ["verify", "--deleted", "n:4", "--data-dir", str(tmp_path)])
+        return done.exit_code, done.stderr
+
+    with streamd.open_log(tmp_path) as snapshot:
+        compact(writer)
+        writer.close()
+        code, text = verify()
+        assert code == 1 and f"a snapshot of commit {snapshot.commit} keeps the files from before the compaction" in text and f"process {os.getpid()} on" in text
+        with streamd.open_log(tmp_path):
+            assert verify()[1].count("a snapshot of") == 1, "a later snapshot has the new files"
+    assert verify() == (0, verify()[1]) and "snapshot" not in verify()[1]
+
+
+def test_a_restored_backup_is_read_as_the_log_itself(tmp_path):
+    write_log(tmp_path / "log", *stream(900), Schema(1), segment_edges=400)
+    upload(tmp_path / "log", Store(f"file://{tmp_path}/store"))
+    runner = CliRunner().invoke(app, ["restore", f"file://{tmp_path}/store", "--data-dir", str(tmp_path / "copy")])
+    assert runner.exit_code == 0
+    with streamd.open_log(tmp_path / "log") as left, streamd.open_log(tmp_path / "copy") as right:
+        names = left.event_table().schema.names
+        assert right.events(columns=names).read_all().equals(left.events(columns=names).read_all()) and right.commit == left.commit
 
 
 def test_a_lease_runs_out_without_use_and_is_renewed_by_use(tmp_path, monkeypatch):
