@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+# Its room needs pyarrow, which is an extra.
 if TYPE_CHECKING:
     from streamd.table.log_snapshot import LogSnapshot
 

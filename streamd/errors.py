@@ -99,6 +99,7 @@ class LeaseError(StreamdError):
     was not used. The program opens the log again."""
 
 
+# Errors of the log as tables.
 class FactsError(StreamdError):
     """When facts of past events cannot be computed exactly, because events before them were dropped
     or overwritten and no stored facts have them. The user asks for later events."""

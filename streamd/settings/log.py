@@ -1,11 +1,11 @@
-"""The settings of a log that is replicated to several machines."""
+"""The settings of a log that is replicated to several machines, and of SQL over a log."""
 
 from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field
 
-from streamd.settings.branch import Branch, Seconds
+from streamd.settings.branch import Branch, Positive, Seconds
 
 
 def without_secrets(url: str) -> str:
@@ -66,3 +66,12 @@ class LeaderSettings(Branch):
         """Interval of the heartbeats of a leader without commits: a third of the timeout, so that
         one of them may be late, and at most one second."""
         return min(1.0, self.timeout_seconds / 3)
+
+
+class SqlSettings(Branch):
+    """Bounds of `streamd sql`, which reads the log."""
+
+    # DuckDB alone would take 80 % of the machine's memory, which roles need.
+    max_memory_bytes: Positive = Field(
+        1 << 30, description="memory of a query of `streamd sql` above which it fails"
+    )

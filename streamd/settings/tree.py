@@ -24,7 +24,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from streamd.events import Schema
 from streamd.schema import DEFAULT_SET
 from streamd.settings.branch import Branch, Natural, Positive, Seconds
-from streamd.settings.log import LeaderSettings, LogSettings
+from streamd.settings.log import LeaderSettings, LogSettings, SqlSettings
 from streamd.settings.mlflow import MlflowSettings
 from streamd.settings.server import ServerSettings, TelemetrySettings
 from streamd.settings.sets import (
@@ -242,14 +242,6 @@ class GraphSettings(Branch):
         0,
         description="event time for which events stay in the memory of trainer and server; "
         "queries read older ones from the log; 0: all stay",
-    )
-
-
-class SqlSettings(Branch):
-    """Bounds of `streamd sql`."""
-
-    max_memory_bytes: Positive = Field(
-        1 << 30, description="memory of a query of `streamd sql` above which it fails"
     )
 
 

@@ -66,7 +66,8 @@ REST = {
     "server.score_topic": "scores", "server.score_max_age_seconds": 9, "telemetry.log_level": "debug", "telemetry.log_format": "json",
     "telemetry.access_log": True, "telemetry.ingest_port": 0, "telemetry.train_port": 0, "telemetry.archive_port": 0,
     "telemetry.score_port": 0, "telemetry.serve_port": 0, "telemetry.score_slo_seconds": 1,
-    "mlflow.tracking_uri": "file:///tmp/runs", "mlflow.experiment": "e"}
+    "mlflow.tracking_uri": "file:///tmp/runs", "mlflow.experiment": "e",
+    "sql.max_memory_bytes": 1 << 20}
 """Settings that say how other roles work, or how brokers are reached: one life with all of them. None: another one excludes it."""
 
 

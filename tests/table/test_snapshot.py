@@ -18,10 +18,13 @@ from streamd.eventlog.upkeep.housekeeper import Housekeeper
 from streamd.eventlog.upkeep.snapshot_leases import read_leases
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema
+from streamd.replica.follower.follower import Follower
+from streamd.replica.leader.leader import lead
 from streamd.settings.loading import RetentionSettings
 from streamd.store.objects import Store
 from streamd.store.upload import upload
 from tests.builders import batch, compact, stream, write_log
+from tests.replica.twin import Topic
 from tests.table.logs import delete
 
 
@@ -109,6 +112,24 @@ def test_a_restored_backup_is_read_as_the_log_itself(tmp_path):
     with streamd.open_log(tmp_path / "log") as left, streamd.open_log(tmp_path / "copy") as right:
         names = left.event_table().schema.names
         assert right.events(columns=names).read_all().equals(left.events(columns=names).read_all()) and right.commit == left.commit
+
+
+def test_a_replica_is_read_as_its_leader(tmp_path):
+    topic = Topic()
+    writer = LogWriter(tmp_path / "leader", Schema(1), 400, publisher=lead(tmp_path / "leader", topic.producer(), topic.reader(), member="m"))
+    src, dst, when = stream(900)
+    for at in range(0, 900, 100):
+        writer.commit(batch(writer.schema, src[at:at + 100], dst[at:at + 100], when[at:at + 100], [f"n:{i}" for i in range(40)] if at == 0 else ()),
+                      Progress(), int(when[at + 99]))
+    writer.close()
+    follower = Follower(tmp_path / "replica", topic.reader())
+    while follower.step(0):
+        pass
+    follower.close()
+    with streamd.open_log(tmp_path / "leader") as left, streamd.open_log(tmp_path / "replica") as right:
+        names = left.event_table().schema.names
+        found = right.events(columns=names).read_all()
+        assert found.num_rows == 900 and found.equals(left.events(columns=names).read_all()) and right.has_lease
 
 
 def test_a_lease_runs_out_without_use_and_is_renewed_by_use(tmp_path, monkeypatch):
