@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from streamd.errors import SettingsError
 from streamd.settings.sets import Contradiction
-from streamd.settings.tree import PREFIX, Settings
+from streamd.settings.tree import PREFIX, Settings, leaves
 from streamd.settings.yaml_lines import SettingsFile, nearest_name
 
 SECRET_WORDS = ("password", "secret", "token", "key", "proxy")
@@ -70,8 +70,9 @@ class Mistakes:
         # A key without a dot may be meant as a branch. At least half of the letters must agree: a
         # looser guess would mislead.
         count = key.count(".") + 1
-        groups = {".".join(one.split(".")[:count]): None for one in self._origin}
-        close = nearest_setting(key, dict.fromkeys(self._origin) | groups, ".")
+        settings = [".".join(steps) for steps in leaves()]
+        groups = [".".join(one.split(".")[:count]) for one in settings]
+        close = nearest_setting(key, list(dict.fromkeys(settings + groups)), ".")
         near = f"did you mean {close!r}?" if close else "`streamd config` lists all settings"
         self.doubtful |= self._settings_at(close.split(".")) if close else set()
         self._add(key.split("."), source, f" is unknown; {near}")

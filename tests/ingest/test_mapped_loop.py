@@ -46,7 +46,7 @@ def contents(world):
     log = world.reader()
     span = log.first_edge, log.num_edges
     columns = [*log.edges(*span), log.features_of(np.arange(*span)), log.hidden(*span), *log.labels()]
-    return [c.tolist() for c in columns], list(log.keys), [(n.tolist(), v.tolist()) for n, v in log.feature_updates().until(2**62)]
+    return [c.tolist() for c in columns], list(log.keys), [(n.tolist(), v.tolist()) for n, v, _ in log.feature_updates().until(2**62)]
 
 
 @pytest.mark.parametrize("size", [1, 7])

@@ -108,7 +108,7 @@ def nodes_of(log):
     """The features in force of each node that is not deleted."""
     schema = log.state.schema
     values = np.zeros((log.num_nodes, schema.node_feature_dim), np.float32)
-    for nodes, rows in log.feature_updates().until(log.num_edges):
+    for nodes, rows, _ in log.feature_updates().until(log.num_edges):
         values[nodes] = rows
     sets = log.node_sets_of(np.arange(log.num_nodes))
     return {key: values[n, schema.node_columns(int(sets[n]))].tolist() for n, key in enumerate(log.keys) if key is not None}
@@ -169,7 +169,7 @@ def test_an_export_is_of_a_range_and_as_of_a_time(tmp_path):
     # Nodes first seen later are not there, and features are those in force then.
     cut = log.lower_bound(late)
     values = {}
-    for nodes, rows in log.feature_updates().until(cut):
+    for nodes, rows, _ in log.feature_updates().until(cut):
         values |= dict(zip(nodes.tolist(), rows[:, 2].tolist(), strict=True))
     src, dst, _ = log.edges(0, cut)
     known = max(src.max(), dst.max(), *values)
@@ -194,7 +194,7 @@ def test_keys_that_look_like_integers_stay_what_they_are(tmp_path):
 def test_vectors_need_tfrecord_and_a_folder_that_is_there_is_left_alone(tmp_path):
     made = shop(tmp_path)
     log = write(made, shop_events(4, 50))
-    with pytest.raises(TFGNNError, match=r"'query' has dims.*use \.tfrecord"):
+    with pytest.raises(TFGNNError, match=r"'query' has dims.*write the table as \.tfrecord"):
         exported(made, log, tmp_path / "out", format="csv")
     assert not [p for p in (tmp_path / "out").rglob("*") if p.is_file()]
     (tmp_path / "out" / "mine").write_text("mine")
@@ -261,7 +261,7 @@ def test_tables_of_others_become_a_log(papers, tmp_path):
     assert {(split_key(k)[1], *v) for k, v in nodes_of(log).items()} == {
         ("p0", 2001), ("p1", 1999), ("alone", 1990), ("p2", 0), (7,), ("bea",)}
     # p2 has a year of 0, as a node without features has, and an edge names it.
-    assert sum(len(nodes) for nodes, _ in log.feature_updates().until(9)) == 3
+    assert sum(len(nodes) for nodes, _, _ in log.feature_updates().until(9)) == 3
 
 
 def test_nodes_that_edges_name_and_their_table_lacks_are_counted(papers, tmp_path):
