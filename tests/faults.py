@@ -123,11 +123,6 @@ class FaultyDisk(Disk):
             for path in [p for p in table if p.is_relative_to(folder)]:
                 del table[path]
 
-    def link(self, old, new):
-        self._step()
-        super().link(old, new)
-        self._entries.append((new.parent, lambda: new.unlink(missing_ok=True)))
-
     def replace(self, old, new):
         self._step()
         kept = self._keep(new) if new.is_file() else None

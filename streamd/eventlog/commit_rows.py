@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
 
 from streamd.errors import DataDirectoryError
-from streamd.eventlog.journal.journal import NOTHING, FileState, LogState
+from streamd.eventlog.journal.journal import NOTHING, LogState
 from streamd.eventlog.layout import DELETIONS, FEATURES, KEYS, LATE, LATE_ROW, feature_row
 from streamd.eventlog.node_keys import decode_keys, encode_keys
 from streamd.eventlog.sets_writer import SegmentWriter
@@ -49,16 +48,6 @@ def appended_bytes(schema: Schema, state: LogState, batch: EventBatch) -> list[t
         rows["edge"] += state.num_edges
         out.append((DELETIONS, rows.tobytes()))
     return out
-
-
-def appended_change(path: str, old: FileState, data: bytes) -> dict[str, Any]:
-    """The journal's entry for bytes that a commit appends to a file. old: the file before them."""
-    return {
-        "path": path,
-        "bytes": [old.num_bytes, old.num_bytes + len(data)],
-        "crc": crc32c(data),
-        "total": crc32c(data, old.crc),
-    }
 
 
 def append_rows(segment: SegmentWriter, path: str, batch: EventBatch) -> dict[str, Any]:

@@ -11,17 +11,7 @@ KEYS = "nodes.keys"
 FEATURES = "node_features/updates.rows"
 LATE = f"{EDGES}/late.rows"
 DELETIONS = "deletions.log"
-LEARNED = "learned"
-"""Folder of three files of lines about learning, and nothing else."""
-MOVES = f"{LEARNED}/moves.jsonl"
-"""Moves of champion and shadow, one JSON line each."""
-VERSIONS = f"{LEARNED}/versions.jsonl"
-"""Versions that were made, and those that were removed or lost their memory, one JSON line each."""
-WINDOWS = f"{LEARNED}/windows.jsonl"
-"""Records of finished windows, one JSON line each."""
-LINES = (MOVES, VERSIONS, WINDOWS)
-"""The files of lines that entries of the outbox bring."""
-APPENDED = (KEYS, FEATURES, LATE, DELETIONS, *LINES)
+APPENDED = (KEYS, FEATURES, LATE, DELETIONS)
 """The files that commits append to, besides the segments."""
 
 ORDER = "_order"

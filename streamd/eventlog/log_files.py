@@ -13,7 +13,7 @@ from streamd.errors import DiskError
 from streamd.eventlog.commit_rows import append_rows
 from streamd.eventlog.journal.changelog_position import ChangelogId, ChangelogPosition, PositionFile
 from streamd.eventlog.journal.journal import JournalWriter, LogState, SegmentState
-from streamd.eventlog.layout import EDGES, LEARNED, segment_path
+from streamd.eventlog.layout import EDGES, segment_path
 from streamd.eventlog.recovery import (
     last_state,
     lock_directory,
@@ -79,7 +79,7 @@ class LogFiles:
         """Whether it takes no more commits because `close` was called."""
 
         # Take the lock before anything is read; release it if the log cannot be opened.
-        for folder in ("journal", EDGES, "node_features", LEARNED):
+        for folder in ("journal", EDGES, "node_features"):
             (data_dir / folder).mkdir(parents=True, exist_ok=True)
         self.lock = lock_directory(data_dir / "lock")
         """Descriptor of the lock on the directory, held until `close`."""

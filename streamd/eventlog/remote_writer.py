@@ -196,7 +196,7 @@ class LogApplier:
         self._lines.clear()
         # After the first line of a newer format begin a journal file, as the leader does: older
         # releases refuse a log by the format number at the start of its newest file.
-        if self.state.begins_format(before):
+        if self.state.has_runs and not before.has_runs:
             self.files.journal.roll(self.state)
         return before
 
@@ -375,7 +375,6 @@ def _check_line(before: LogState, line: bytes, made: dict[str, int]) -> _Commit:
         raise _distrust(seq, "its line differs from its checksum")
     try:
         commit = _Commit(line, fields, before)
-        _check_taken(commit.after, before)
         _check_segments(commit, before)
         for change in fields["files"]:
             _check_change(commit, before, change)
@@ -386,15 +385,6 @@ def _check_line(before: LogState, line: bytes, made: dict[str, int]) -> _Commit:
         raise _distrust(seq, f"its line is invalid: {error!r}") from None
     except JournalError as error:
         raise _distrust(seq, str(error)) from None
-
-
-def _check_taken(after: LogState, before: LogState) -> None:
-    """Check the newest entry of the outbox that a line names. Raises: ValueError, TypeError."""
-    if after.taken != before.taken:
-        term, number = after.taken
-        is_next = number > (before.taken[1] if term == before.taken[0] else 0)
-        if not (isinstance(term, int) and isinstance(number, int) and term >= 0 and is_next):
-            raise ValueError(f"taken {after.taken}")
 
 
 def _check_segments(commit: _Commit, before: LogState) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from crc32c import crc32c
 
 from streamd.errors import ChangelogError
-from streamd.eventlog.commit_rows import appended_bytes, appended_change, read_keys
+from streamd.eventlog.commit_rows import appended_bytes, read_keys
 from streamd.eventlog.commits import Commits
-from streamd.eventlog.entries import EntryIntake
 from streamd.eventlog.journal.changelog_position import CHANGELOG
 from streamd.eventlog.journal.journal import (
     NOTHING,
@@ -28,7 +28,7 @@ from streamd.eventlog.publisher import Publisher
 from streamd.eventlog.recovery import drop_journals, replacement, sweep
 from streamd.eventlog.segment_files import SegmentFiles, newest_time
 from streamd.eventlog.sets_writer import new_segment
-from streamd.events import Bools, EventBatch, Gap, Int64, Progress, Schema, empty_batch
+from streamd.events import Bools, EventBatch, Gap, Int64, Progress, Schema
 from streamd.storage import DISK, Disk, FileWithHoles
 
 logger = structlog.get_logger()
@@ -72,11 +72,9 @@ class LogWriter:
         changelog = None if publisher is None else publisher.changelog
         self.files = LogFiles(data_dir, schema, disk, changelog)
         with self.files.unlock_on_failure():
-            # Read the state of commits, and extend the schema to the declared one.
+            # Read the state that commits need, and extend the schema to the declared one.
             self.state.check_takes(schema)
             self.commits = Commits(self.files, publisher)
-            term = 0 if publisher is None else publisher.term
-            self._intake = EntryIntake(data_dir, term, self.state.taken, disk)
             self.keys = read_keys(data_dir, self.state)
             # Reading many keys takes a while.
             self.commits.heartbeat()
@@ -141,7 +139,7 @@ class LogWriter:
         4. Publish the commit to readers; with a changelog, once it has acknowledged the commit.
            Earlier, readers could use a commit that is undone.
 
-        The caller then commits the offsets to Kafka (step 5). Entries of the outbox are taken.
+        The caller then commits the offsets to Kafka (step 5).
 
         Args: watermark: event time up to which the log is complete, microseconds; gaps: offsets
         that Kafka lost and that are skipped.
@@ -150,7 +148,8 @@ class LogWriter:
         process writes here too.
         """
         # After a crash, recovery zeroes MAX_COMMIT_ROWS rows after the counts: `open_segment`.
-        assert max(batch.num_edges, len(batch.label_node_L)) <= MAX_COMMIT_ROWS
+        rows = max(batch.num_edges, len(batch.label_node_L))
+        assert rows <= MAX_COMMIT_ROWS, f"{rows} rows of a kind; see `remaining_rows`"
         with self.files.change():
             self._commit(batch, progress, watermark, gaps)
 
@@ -166,12 +165,17 @@ class LogWriter:
             self._make_room(batch)
             changes.append(self.files.append_rows(batch))
             segments.append(self.files.segment_state())
-        taken = self._intake.take(self.state)
-        appended = appended_bytes(self.schema, self.state, batch)
-        for path, data in (*appended, *taken.lines.items()):
+        for path, data in appended_bytes(self.schema, self.state, batch):
             old = self.state.files.get(path, NOTHING)
             self.files.write(self.files.appended[path], data, old.num_bytes)
-            changes.append(appended_change(path, old, data))
+            changes.append(
+                {
+                    "path": path,
+                    "bytes": [old.num_bytes, old.num_bytes + len(data)],
+                    "crc": crc32c(data),
+                    "total": crc32c(data, old.crc),
+                }
+            )
 
         # Steps 2 to 4: make them durable, append the journal's line, publish the commit.
         fields = {
@@ -183,19 +187,9 @@ class LogWriter:
         }
         if gaps:
             fields["gaps"] = [list(g) for g in gaps]
-        fields |= {} if taken.newest is None else {"taken": taken.newest}
         self.commits.append(segments, fields)
-        self._intake.remove_until(self.commits.published_seq)
         if batch.num_edges:
             self.newest_us = int(batch.time_E[-1])
-
-    def take_entries(self) -> bool:
-        """Commit entries of the outbox without events, unless too many commits wait for the
-        changelog. Returns: whether there were any. Raises: as `commit`."""
-        if not self._intake.has_waiting() or self.commits.num_pending >= MAX_IN_FLIGHT:
-            return False
-        self.commit(empty_batch(self.schema), self.progress, self.watermark)
-        return True
 
     def show_acknowledged(self) -> int:
         """Publish the commits that the changelog has acknowledged meanwhile. Returns: the newest
@@ -208,7 +202,6 @@ class LogWriter:
             with self.files.change():
                 self.commits.publish_acknowledged()
                 self.commits.heartbeat()
-                self._intake.remove_until(self.commits.published_seq)
         return self.commits.published_seq
 
     @property
@@ -222,8 +215,8 @@ class LogWriter:
         return self.commits.num_pending > 0
 
     def close(self) -> None:
-        """Wait a little for the changelog, then close all; a second call does nothing. Raises:
-        DiskError."""
+        """Wait a little for the changelog, close all files and release the lock; a second call does
+        nothing. Raises: DiskError."""
         files, until = self.files, time.monotonic() + CLOSE_SECONDS
         try:
             while self.is_waiting and not (files.closed or files.in_doubt):

@@ -300,7 +300,7 @@ class IngestLoop:
         self._current.last_event = self._clock.monotonic()
         position = {"edges": self._log.num_edges, "watermark": self._log.watermark}
         self._beat.touch(state, **position, **detail)
-        self._offsets.show()
+        self._log.show_acknowledged()
         self._clock.sleep(seconds)
 
     def _poll_timeout(self) -> float:

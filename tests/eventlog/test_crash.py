@@ -10,11 +10,7 @@ import pytest
 from streamd import storage
 from streamd.errors import DiskError
 from streamd.eventlog import node_features as features
-from streamd.eventlog.entries import EntryOutbox
 from streamd.eventlog.journal import journal
-from streamd.eventlog.layout import MOVES, WINDOWS
-from streamd.eventlog.learned_log import LearnedLog
-from streamd.eventlog.log_files import disk_error
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.upkeep.prune import pruning
 from streamd.eventlog.upkeep.verify import verify_log
@@ -66,8 +62,6 @@ def live(log, until=NUM_COMMITS, acknowledged=None, housekeeping=True):
     pruning."""
     while (i := log.progress.positions.get("t", {0: Position(0)})[0].offset) < until:
         ahead = (Run((i + 2, 0), (i + 3, 1)),) if i == 5 else ()
-        if i % 5 == 1:
-            put_once(log, [(MOVES, b'{"move":%d}\n' % i), (WINDOWS, b'{"window":%d}\n' % i)])
         log.commit(commit_number(i), Progress("c", {"t": "id"}, {"t": {0: Position(i + 1, 0, ahead)}}), i * 10)
         if acknowledged is not None:
             acknowledged.append(i + 1)
@@ -82,19 +76,6 @@ def live(log, until=NUM_COMMITS, acknowledged=None, housekeeping=True):
             assert list(steps)
 
 
-def put_once(log, lines):
-    """Put an entry as a process would that was killed with the writer and comes again: unless the log or the outbox has it."""
-    learned = LearnedLog(log.data_dir)
-    outbox = EntryOutbox(learned, log.files.disk)
-    waiting = [line for entry in outbox.look().waiting for line in entry.lines]
-    path, line = lines[0]
-    if lines[0] not in waiting and line[:-1] not in learned.lines(path):
-        try:
-            outbox.put(lines)
-        except OSError as error:
-            raise disk_error(log.data_dir, error) from error
-
-
 def contents(path):
     """All that a fresh reader sees."""
     reader = LogReader.open(path)
@@ -104,12 +85,7 @@ def contents(path):
     src, dst, time = reader.edges(first, end) if end else (np.zeros(0),) * 3
     shown = ~reader.hidden(first, end) if end else np.zeros(0, bool)
     ids = np.arange(first, end)[shown]
-    learned = LearnedLog(path)
-    commits = reader.state.progress.positions.get("t", {0: Position(0)})[0].offset
-    # An entry may be a commit of its own, just before the commit that it would have come with.
-    moves = [line for line in learned.lines(MOVES) if int(line.decode()[8:-1]) < commits]
-    return commits, {
-        "moves": moves, "windows": learned.lines(WINDOWS)[: len(moves)],
+    return reader.state.progress.positions.get("t", {0: Position(0)})[0].offset, {
         "ids": ids.tolist(), "src": src[shown].tolist(), "dst": dst[shown].tolist(), "time": time[shown].tolist(),
         "msg": reader.features_of(ids).tolist(), "keys": sorted(map(str, reader.ids)), "watermark": reader.watermark,
         "features": {n: v for n, v in feature_updates(reader) if not reader.deletions.is_gone(np.array([n]))[0]}}

@@ -98,6 +98,7 @@ def two_looks_a_step(monkeypatch):
     """A clock by which a step of housekeeping is over after two pieces of work."""
     clock = ManualClock()
     monkeypatch.setattr(clock, "monotonic", itertools.count(0, 0.6 * housekeeper.STEP_SECONDS).__next__)
+    monkeypatch.setattr(clock, "time", lambda: 0.0, raising=False)
     monkeypatch.setattr(housekeeper, "time", clock)
 
 

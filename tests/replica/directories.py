@@ -1,6 +1,6 @@
 """Compares two data directories byte for byte."""
 
-from streamd.eventlog.journal.journal import journal_files
+from streamd.eventlog.journal.journal import NOTHING, journal_files
 from streamd.eventlog.journal.tail import JournalTail
 from streamd.eventlog.layout import APPENDED
 
@@ -21,8 +21,7 @@ def files_of(path, published_only=True):
     if tail is None:
         return {}
     state = tail.state
-    # A copy lacks files to which nothing was committed, until its log is opened.
-    out = {p: (path / p).read_bytes()[: state.files[p].num_bytes] if p in state.files else b"" for p in APPENDED}
+    out = {p: (path / p).read_bytes()[: state.files.get(p, NOTHING).num_bytes] for p in APPENDED}
     for segment in state.segments:
         place = path / segment.path
         for file in sorted(place.iterdir()) if place.is_dir() else [place]:

@@ -22,10 +22,7 @@ from hypothesis.stateful import (
 
 from streamd.errors import DiskError, FencedError
 from streamd.eventlog import node_features as features
-from streamd.eventlog.entries import EntryOutbox
 from streamd.eventlog.journal import journal
-from streamd.eventlog.layout import MOVES
-from streamd.eventlog.learned_log import LearnedLog
 from streamd.eventlog.upkeep.prune import pruning
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.eventlog.writer import LogWriter
@@ -139,27 +136,6 @@ class ReplicaMachine(RuleBasedStateMachine):
             self.topic.hold = False
         self.as_leader(run)
         self.topic.hold = held
-
-    entries = 0
-
-    @rule(number=st.integers(1, 3), alone=st.booleans())
-    def put_entries(self, number, alone):
-        """Another process of the leader's machine wants lines in the log."""
-        def run():
-            for _ in range(number):
-                self.entries += 1
-                EntryOutbox(LearnedLog(self.a), self.disks["leader"]).put(((MOVES, b'{"move":%d}\n' % self.entries),))
-            if alone:
-                self.log.take_entries()
-
-        self.arriving = number
-        self.as_leader(run)
-
-    @invariant()
-    def no_entry_is_in_the_log_twice(self):
-        if hasattr(self, "topic"):
-            lines = [int(line[8:-1]) for line in LearnedLog(self.a).lines(MOVES)]
-            assert lines == sorted(set(lines))
 
     @rule()
     def hold_back(self):

@@ -24,16 +24,14 @@ from streamd.events import Position, Progress, Run, Schema
 from streamd.schema_change import check_extends
 from streamd.storage import DISK, SCRATCH, Disk
 
-FORMAT = 6
-"""Newest format, for a log that has taken entries of its outbox. The number rises when older
-releases could no longer read the lines correctly."""
-RUNS_FORMAT = 5
-"""Format written for a log that has had runs of events ahead of a position, and no entries."""
+FORMAT = 5
+"""Newest format, for a log that has had runs of events ahead of a position. The number rises when
+older releases could no longer read the lines correctly."""
 SETS_FORMAT = 4
 """Format written for a log that declares sets or features, as long as it had no such runs."""
 PLAIN_FORMAT = 3
 """Format written for any other log, which older releases read too."""
-READABLE = (2, 3, 4, 5, 6)
+READABLE = (2, 3, 4, 5)
 """Formats that are read. Format 2 has no terms and no sets: the term is 0, the set is the default
 one."""
 JOURNAL = ".journal"
@@ -122,8 +120,7 @@ class LogState:
     sealed: the segments before the last, in order of event ids. States share this tuple until a
     segment is sealed, replaced or dropped, so the cost of a commit does not grow with their number.
     last: the segment in progress, None if there is none. has_runs: whether a line has ever named a
-    run of events ahead of a position. taken: term and number of the newest entry of the outbox that
-    a commit took; zeros if there was none.
+    run of events ahead of a position.
     """
 
     schema: Schema
@@ -136,7 +133,6 @@ class LogState:
     progress: Progress = Progress()
     term: int = 0
     has_runs: bool = False
-    taken: tuple[int, int] = (0, 0)
 
     @property
     def segments(self) -> tuple[SegmentState, ...]:
@@ -210,27 +206,18 @@ class LogState:
             progress=_merge(self.progress, line["progress"]),
             term=line.get("term", self.term),
             has_runs=self.has_runs or _names_runs(line["progress"]),
-            taken=tuple(line.get("taken", self.taken)),
         )
 
     @property
     def format(self) -> int:
         """The oldest format that can express the log."""
-        if self.taken[1]:
-            return FORMAT
         if self.has_runs:
-            return RUNS_FORMAT
+            return FORMAT
         return SETS_FORMAT if self.schema.is_declared else PLAIN_FORMAT
-
-    def begins_format(self, before: "LogState") -> bool:
-        """Whether commits after `before` need a newer format; an extended schema begins a journal
-        file in any case."""
-        return self.format > max(before.format, SETS_FORMAT)
 
     def checkpoint(self) -> dict[str, Any]:
         """Encode the state as the fields of a journal file's first line."""
         s = self.schema
-        newer = {} if not self.taken[1] else {"has_runs": self.has_runs, "taken": self.taken}
         return {
             "format": self.format,
             "checkpoint": self.seq,
@@ -242,7 +229,6 @@ class LogState:
             "watermark": self.watermark,
             "files": {p: list(astuple(f)) for p, f in self.files.items()},
             "progress": progress_fields(self.progress),
-            **newer,
         }
 
     @classmethod
@@ -266,8 +252,7 @@ class LogState:
             files={p: FileState(*f) for p, f in line["files"].items()},
             progress=_merge(Progress(), line["progress"]),
             term=line.get("term", 0),
-            has_runs=line.get("has_runs", line["format"] == RUNS_FORMAT),
-            taken=tuple(line.get("taken", (0, 0))),
+            has_runs=line["format"] >= FORMAT,
         )
 
 

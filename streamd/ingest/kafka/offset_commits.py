@@ -12,8 +12,6 @@ from streamd.ingest.kafka.consumer import KafkaSource
 LOOK_SECONDS = 0.005
 """Interval of checks whether the changelog has acknowledged a commit, which takes some
 milliseconds."""
-TAKE_SECONDS = 0.05
-"""Interval of looks into the outbox, so long waits an entry at most while no events arrive."""
 
 
 class PublishedOffsets:
@@ -34,31 +32,23 @@ class PublishedOffsets:
 
     def publish(self, source: KafkaSource) -> None:
         """Publish acknowledged commits to readers, and then the offsets of the newest one to Kafka.
-        The call also takes the entries of the outbox, and sends the leader's heartbeat if one is
-        due."""
-        shown = self.show()
+        The call also sends the leader's heartbeat if one is due."""
+        shown = self._log.show_acknowledged()
         newest = None
         while self._waiting and self._waiting[0][0] <= shown:
             newest = self._waiting.popleft()[1]
         if newest is not None:
             source.publish(newest)
 
-    def show(self) -> int:
-        """Take the entries of the outbox, and publish acknowledged commits to readers. Returns: the
-        newest published commit."""
-        self._log.take_entries()
-        return self._log.show_acknowledged()
-
     def wait(self, stop: threading.Event, seconds: float) -> None:
-        """Call `show` repeatedly for some seconds, or until `stop` is set."""
-        while seconds > 0 and not stop.is_set():
-            self.show()
-            stop.wait(min(seconds, TAKE_SECONDS))
-            seconds -= TAKE_SECONDS
+        """Publish acknowledged commits to readers, which also sends the leader's heartbeat, and
+        wait."""
+        self._log.show_acknowledged()
+        stop.wait(seconds)
 
     def longest_wait(self, seconds: float) -> float:
-        """Seconds until the next check for acknowledgements and entries, at most `seconds`."""
-        return min(seconds, LOOK_SECONDS if self._log.is_waiting else TAKE_SECONDS)
+        """Seconds until the next check for acknowledgements, at most `seconds`."""
+        return min(seconds, LOOK_SECONDS) if self._log.is_waiting else seconds
 
     def sleep(self, seconds: float, source: KafkaSource, clock: Clock) -> None:
         """Sleep, and publish acknowledged commits meanwhile."""

@@ -121,13 +121,8 @@ class Forwarder:
             producer.flush(timeout)
             return [(m.partition, m.offset) for m in (f.get(timeout) for f in sent)]
         except Exception as error:  # noqa: BLE001 - whatever the client raises, the events are not acknowledged
-            from kafka.errors import KafkaTimeoutError
-
-            is_late = isinstance(error, KafkaTimeoutError)
             raise KafkaError(
-                f"Kafka did not acknowledge the events within {timeout:g} s."
-                if is_late
-                else f"Kafka did not acknowledge the events: {reason_of(error)}.",
+                f"Kafka did not acknowledge the events: {reason_of(error)}.",
                 "send them again; some may be in the topic already.",
             ) from error
 
