@@ -14,6 +14,8 @@ from streamd.models.inference.standard_values import (
 from streamd.models.schema_inputs import SchemaInput
 
 LOG_NEGATIVES = math.log(NUM_LEARNED)
+"""Subtracted from a score in training, so that the binary loss, with NUM_LEARNED negatives an
+event, is lowest at a mean of exp(score) of 1."""
 
 
 class NewScore(nn.Module):

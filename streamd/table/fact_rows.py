@@ -53,12 +53,7 @@ class FactRows:
             names += [ALL + name for name in FACT_NAMES]
         self._index = {name: number for number, name in enumerate(names)}
         self.schema = pa.schema([*EVENTS, *(pa.field(name, pa.float32()) for name in names)])
-
-    @property
-    def default_columns(self) -> Sequence[str]:
-        """All columns."""
-        names: Sequence[str] = self.schema.names
-        return names
+        self.default_columns: Sequence[str] = self.schema.names
 
     def batches(
         self, columns: Sequence[str], since_us: int, until_us: int

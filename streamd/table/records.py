@@ -71,14 +71,9 @@ class Records:
 
     def __init__(self, schema: Any, read: Callable[[], list[dict[str, Any]]]) -> None:
         self.schema = schema
+        self.default_columns: Sequence[str] = schema.names
         self._read = read
         self._rows: Any = None
-
-    @property
-    def default_columns(self) -> Sequence[str]:
-        """All columns."""
-        names: Sequence[str] = self.schema.names
-        return names
 
     def batches(
         self, columns: Sequence[str], since_us: int, until_us: int
