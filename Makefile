@@ -14,7 +14,7 @@ ROUNDS ?= 5
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo demos test screenshots states contract mlflow tgb slow fences simulate fuzz mutants lint bench bench-smoke bench-compare docs helm wheel proto clean keys image image-release sign pin-base wheels-arm64 containers leaders
+.PHONY: demo demos test screenshots states contract mlflow tgb slow fences simulate fuzz trials mutants lint bench bench-smoke bench-compare docs helm wheel proto clean keys image image-release sign pin-base wheels-arm64 containers leaders
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
@@ -78,6 +78,11 @@ simulate: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.decode.fuzz $(RECORDS)
 	$(BIN)/python -m tests.exchange.fuzz $(RECORDS)
+
+# Trials with and without a difference between their arms.
+TRIALS ?= 2000
+trials: $(VENV)/.dev
+	$(BIN)/python -m tests.trials.simulation $(TRIALS)
 
 mutants: $(VENV)/.dev $(VENV)-mutants/bin/cosmic-ray
 	$(VENV)-mutants/bin/python tests/mutants.py $(BIN)/python
