@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from streamd.cli import doctor_log
 from streamd.errors import StreamdError
 from streamd.processes import num_cpus, torchrun_rank
 from streamd.roles import ARCHIVE, FOLLOW, RANK, SCORE, roles_of
-from streamd.settings.loading import Settings, check_access, has_keys, schema_of
+from streamd.settings.loading import Settings, check_access, has_keys
 from streamd.settings.sources import REGISTRY_FORMATS
-from streamd.telemetry.heartbeat import STALLED_SECONDS, UNSEEN_SECONDS, held_times, read_beats
+from streamd.telemetry.heartbeat import STALLED_SECONDS, UNSEEN_SECONDS, read_beats
 
 if TYPE_CHECKING:
     from streamd.ingest.kafka.topic_watch import Topics
@@ -36,12 +37,21 @@ OTHER_FILES = 128
 class Check:
     """The result of one check.
 
-    good: whether the check passed. seen: the findings, or the error if it failed.
+    good: whether the check passed. seen: the findings, or the error if it failed. has_doubts:
+    whether it passed, but the operator should read the findings.
     """
 
     name: str
     good: bool
     seen: str
+    has_doubts: bool = False
+
+    @property
+    def result(self) -> tuple[str, str]:
+        """The result in a word, and the word's color."""
+        if self.has_doubts:
+            return "look", "yellow"
+        return ("good", "green") if self.good else ("bad", "red")
 
 
 def examine(settings: Settings) -> Iterator[Check]:
@@ -53,7 +63,8 @@ def examine(settings: Settings) -> Iterator[Check]:
 def run_check(name: str, settings: Settings) -> Check:
     """Run the check of a name in `CHECKS`. An error becomes a result that is not good."""
     try:
-        return Check(name, True, CHECKS[name](settings))
+        seen = CHECKS[name](settings)
+        return Check(name, True, seen, isinstance(seen, doctor_log.Doubts))
     except (StreamdError, OSError, ImportError) as error:
         return Check(name, False, str(error))
 
@@ -200,49 +211,6 @@ def _store(settings: Settings) -> str:
     store.put(probe, b"1")
     store.remove([probe])
     return f"{store.shown} can be read and written, {newest}"
-
-
-def _widths(settings: Settings) -> str:
-    """Check that the log accepts the sets and the widths of features and labels in the settings."""
-    from streamd.eventlog.recovery import last_state
-
-    wanted = schema_of(settings)
-    widths = ", ".join(
-        f"{name} {getattr(wanted, name)}"
-        for name in ("edge_feature_dim", "node_feature_dim", "label_dim")
-    )
-    if wanted.edge_sets:
-        nodes, edges = wanted.node_set_names, wanted.edge_set_names
-        widths += f"; node sets {', '.join(nodes)}; edge sets {', '.join(edges)}"
-    if not (settings.data_dir / "journal").is_dir():
-        return f"{widths}; there is no log yet"
-    stored = last_state(settings.data_dir, wanted)
-    stored.check_takes(wanted)
-    if stored.is_blank:
-        return f"{widths}; the log has no event yet"
-    return f"{widths}, {'as' if stored.schema == wanted else 'more than'} in the log"
-
-
-def _keys(settings: Settings) -> str:
-    """Report placeholders, heavy keys and copies among the newest edges. The check passes in any
-    case."""
-    from streamd.eventlog.odd_keys import odd_keys_in_log
-    from streamd.eventlog.reader import LogReader
-
-    log = LogReader.open(settings.data_dir)
-    if log is None or not log.num_edges:
-        return "there is no edge yet"
-    prefixes = {prefix for source in settings.sources for prefix in source.prefixes()}
-    found = odd_keys_in_log(log, prefixes=prefixes)
-    return "; ".join(found.sentences) or f"nothing odd in the newest {found.num_edges:,} edges"
-
-
-def _first_times(settings: Settings) -> str:
-    """Check that ingest does not delay the log's first commit because its times look wrong."""
-    if held := held_times(settings.data_dir):
-        why, _, action = held.rpartition("; ")
-        raise StreamdError(f"Ingest holds the first commit of the log: {why}.", f"{action}.")
-    return "ingest holds no commit for its times"
 
 
 def _clock(settings: Settings) -> str:
@@ -481,9 +449,9 @@ CHECKS: dict[str, Callable[[Settings], str]] = {
     "schema registry": _schema_registry,
     "data directory": _data_directory,
     "store": _store,
-    "feature widths": _widths,
-    "keys": _keys,
-    "first times": _first_times,
+    "feature widths": doctor_log.widths,
+    "keys": doctor_log.keys,
+    "first times": doctor_log.first_times,
     "clock": _clock,
     "access": _access,
     "ports": _ports,

@@ -271,8 +271,7 @@ def doctor(config: ConfigOption = None, data_dir: DataOption = None) -> None:
     with quiet_client():
         for check in examine(settings):
             healthy &= check.good
-            result = Text("good", "green") if check.good else Text("bad", "red")
-            _print_check(check.name, result, check.seen)
+            _print_check(check.name, Text(*check.result), check.seen)
     raise typer.Exit(0 if healthy else 1)
 
 

@@ -183,7 +183,11 @@ def _log_of(
         # The temporary log must not touch data_dir.
         own = settings.model_copy(update={"data_dir": Path(folder) / "log"})
         done = import_file(
-            own, file, columns, lambda done, of: progress(f"reading {file}", done, of, "events")
+            own,
+            file,
+            columns,
+            lambda done, of: progress(f"reading {file}", done, of, "events"),
+            is_kept=False,
         )
         notes = "; ".join(note for note in (done.times, done.rounded.words) if note)
         yield open_log(own.data_dir), f"; the whole file has {notes}"

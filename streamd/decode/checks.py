@@ -249,12 +249,13 @@ class EventChecker:
         """Refuse features or label targets that are too large, and count rounded ones. Raises:
         BadEvent."""
         largest = 0.0
-        for v in values:
+        for at, v in enumerate(values):
             # NaN fails every comparison, so this form also refuses it.
             if not -self.rules.max_feature <= v <= self.rules.max_feature:
                 raise BadEvent(
                     "bad_features",
-                    f"{name} holds a value beyond ingest.max_feature, {self.rules.max_feature:g}",
+                    f"{name} holds a value beyond ingest.max_feature, {self.rules.max_feature:g}, "
+                    f"in {columns[at]}",
                 )
             largest = max(largest, abs(v))
         if largest > EXACT:

@@ -3,7 +3,7 @@ edges, and two kinds of nodes with colliding ids."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,6 +45,8 @@ MAX_DENSITY = 0.5
 that have an edge; above MAX_DENSITY this is no evidence."""
 MAX_BLANK_LOOKS = 10_000
 """Maximum number of keys that are checked for blanks."""
+MANY_LATE = 0.1
+"""Late edges are reported if they are more than this share."""
 MAX_EDGES = 1_000_000
 """Maximum number of newest edges of a log to examine, which bounds time (about a second) and
 memory."""
@@ -64,13 +66,15 @@ class OddKey:
 class OddKeys:
     """The oddities of some edges. copies: edges that are equal to another in source, destination,
     time and features. shared: share of keys on both sides if ids may collide, else 0. blank: a key
-    with blanks around it, or "" if there is none."""
+    with blanks around it, or "" if there is none. late: edges that came later than newer ones, so
+    that the log has them at its newest time."""
 
     num_edges: int
     keys: tuple[OddKey, ...] = ()
     copies: int = 0
     shared: float = 0.0
     blank: str = ""
+    late: int = 0
 
     @property
     def sentences(self) -> list[str]:
@@ -101,6 +105,11 @@ class OddKeys:
             found.append(
                 f"{self.copies:,} of {self.num_edges:,} edges are exact copies of others, with the "
                 "same source, destination, time and features"
+            )
+        if self.late > MANY_LATE * self.num_edges:
+            found.append(
+                f"{self.late:,} of {self.num_edges:,} edges came late, after newer ones, and have "
+                "the newest time of the log instead of their own: a file or topic sent twice?"
             )
         if self.shared:
             found.append(
@@ -247,7 +256,7 @@ def odd_keys_in_log(
     # Leave out deleted edges.
     shown = np.flatnonzero(~log.deletions.hides(first, src, dst))
     src, dst, time = src[shown], dst[shown], time[shown]
-    return odd_keys(
+    found = odd_keys(
         src,
         dst,
         log.keys.__getitem__,
@@ -255,3 +264,5 @@ def odd_keys_in_log(
         count_copies(src, dst, time, lambda at: log.features_of(first + shown[at])),
         one_kind[shown],
     )
+    late, _ = log.original_times()
+    return replace(found, late=int(np.isin(late, first + shown).sum()))

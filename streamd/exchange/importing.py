@@ -47,7 +47,11 @@ class Imported:
 
 
 def import_file(
-    settings: Settings, path: Path, columns: Columns, progress: Callable[[int, int], None]
+    settings: Settings,
+    path: Path,
+    columns: Columns,
+    progress: Callable[[int, int], None],
+    is_kept: bool = True,
 ) -> Imported:
     """Append the events of a file to the log.
 
@@ -56,7 +60,8 @@ def import_file(
 
     Numeric times of a table are in the columns' unit, those of a TGUF file in microseconds.
 
-    Args: progress: called with (events so far, events in all).
+    Args: progress: called with (events so far, events in all). is_kept: whether the log outlives
+    the command, so that an error has to name the number of events that were appended before it.
     Raises: StreamdError naming the first row that does not fit; LockedError while ingest runs.
     """
     # A TGUF file has widths in its header; the rows of a table are read as JSON events.
@@ -75,24 +80,17 @@ def import_file(
     edge_set = schema.edge_set_names.index(columns.edge_set) if columns.edge_set else 0
     doubts: list[str] = []
     if file is not None:
-        if replace(columns, edge_set="", time_unit="") != Columns():
-            raise SettingsError(
-                f"{path} is a TGUF file, whose columns have no names.",
-                "leave out --source and the names of columns.",
-            )
-        _check_set(file, columns.edge_set, schema)
-        _check_widths(file, schema, edge_set)
-        _check_times(file, times)
+        _check_tguf(file, columns, schema, times)
     else:
         table = EventFile(path, columns.form)
         events = _events_of_table(settings, table, columns, times, doubts.append)
 
     # 2. Open the log and append. An error includes the number of events before it.
     position = None if file is not None else table.position
-    find_unit = None if topic else times.find_other_unit
+    unit = None if topic else times.find_other_unit
     column = "" if topic or file is not None else columns.time
     with open_loader(
-        settings, clock, str(path), topic, edge_set, position, find_unit, column
+        settings, clock, str(path), topic, edge_set, position, unit, column, is_kept
     ) as loader:
         if file is None:
             total = table.count_rows()
@@ -137,6 +135,20 @@ def _odd_keys(settings: Settings, first_edge: int) -> OddKeys:
     assert log is not None
     prefixes = {prefix for source in settings.sources for prefix in source.prefixes()}
     return odd_keys_in_log(log, first_edge, prefixes)
+
+
+def _check_tguf(file: TGUFFile, columns: Columns, schema: Schema, times: Times) -> None:
+    """Refuse a TGUF file that the log cannot take. columns: the user's options. Raises:
+    SettingsError, StreamdError."""
+    if replace(columns, edge_set="", time_unit="") != Columns():
+        raise SettingsError(
+            f"{file.path} is a TGUF file, whose columns have no names.",
+            "leave out --source and the names of columns.",
+        )
+    _check_set(file, columns.edge_set, schema)
+    number = schema.edge_set_names.index(columns.edge_set) if columns.edge_set else 0
+    _check_widths(file, schema, number)
+    _check_times(file, times)
 
 
 def _check_set(file: TGUFFile, edge_set: str, schema: Schema) -> None:

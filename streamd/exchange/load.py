@@ -72,12 +72,13 @@ def open_loader(
     location_of: Callable[[int], str] | None = None,
     find_other_unit: Callable[[], OtherUnit | None] | None = None,
     time_column: str = "",
+    is_kept: bool = True,
 ) -> Iterator["Loader"]:
     """Open a `Loader` of the log in `data_dir`, which is created if it does not exist.
 
     1. Take the writer's lock: it refuses while ingest runs, before a row is read.
     2. Yield the loader. Commits before an error stay in the log; the error gets their number of
-       events.
+       events, if the log is kept.
     3. Release the lock.
 
     Args: find_other_unit: returns the other unit that all times so far look like, None for none; by
@@ -117,7 +118,8 @@ def open_loader(
             yield loader
         except StreamdError as error:
             # The operator must know that a part of the file is in the log.
-            error.args = (f"{error} {loader.num_events:,} events were appended before.",)
+            if is_kept:
+                error.args = (f"{error} {loader.num_events:,} events were appended before.",)
             raise
     finally:
         writer.close()

@@ -1,5 +1,7 @@
 """Placeholders, heavy keys, copies of edges and ids of two kinds that collide."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -14,9 +16,10 @@ from streamd.eventlog.odd_keys import (
     placeholder_ids,
 )
 from streamd.eventlog.reader import LogReader
-from streamd.events import Schema, SetKey
+from streamd.eventlog.writer import LogWriter
+from streamd.events import Progress, Schema, SetKey
 from streamd.server.page.key_watch import EVERY_SECONDS, OddKeysOnPage
-from tests.builders import stream, write_log
+from tests.builders import batch, stream, write_log
 
 
 def look(pairs, copies=0):
@@ -106,6 +109,20 @@ def test_a_log_is_looked_at_from_its_end(tmp_path):
     assert odd_keys_in_log(log, 600) == OddKeys(num_edges=0)
     whole = np.stack([src, dst, time], 1)
     assert found.copies == 600 - len(np.unique(whole, axis=0))
+
+
+@pytest.mark.parametrize(("num_late", "are_named"), [(50, True), (5, False)])
+def test_many_late_edges_are_named(tmp_path, num_late, are_named):
+    writer = LogWriter(tmp_path, Schema(), 1000)
+    writer.commit(batch(Schema(), np.arange(100) % 7, 7 + np.arange(100) % 9, np.arange(100), [f"n:{i}" for i in range(16)]), Progress(), 99)
+    again = dataclasses.replace(batch(Schema(), np.arange(num_late) % 7, 7 + np.arange(num_late) % 5, np.full(num_late, 99)),
+                                late_edge=tuple(range(num_late)), late_time=tuple(range(num_late)))
+    writer.commit(again, Progress(), 99)
+    writer.close()
+    log = LogReader.open(tmp_path)
+    found = odd_keys_in_log(log)
+    assert found.late == num_late and odd_keys_in_log(log, 0, most=2).late == 2
+    assert any(f"{num_late} of {100 + num_late} edges came late" in sentence for sentence in found.sentences) is are_named
 
 
 def test_the_page_looks_at_most_once_a_minute(tmp_path, monkeypatch):

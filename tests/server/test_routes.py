@@ -10,6 +10,7 @@ import hypothesis
 import numpy as np
 import pytest
 import schemathesis
+from kafka.errors import KafkaTimeoutError
 
 from streamd.decode.decoder import make_decoder
 from streamd.errors import KafkaError, SettingsError
@@ -247,6 +248,16 @@ def test_events_by_rest_are_checked_before_any_is_sent(world, monkeypatch):
 
     monkeypatch.setattr(world.state.forwarder, "produce", broken)
     assert "away" in post(world, "/v1/events", {"events": [good]}, 503)["detail"]
+
+
+def test_a_silent_broker_is_named_to_the_sender_of_events(world, monkeypatch):
+    def silent(*_, **__):
+        raise KafkaTimeoutError("Timeout waiting for future")
+
+    producer = types.SimpleNamespace(send=silent)
+    monkeypatch.setattr(world.state.forwarder, "open_producer", lambda: producer)
+    said = post(world, "/v1/events", {"events": [{"src": "n:1", "dst": "n:30", "time": 1, "features": [1, 2]}]}, 503)["detail"]
+    assert "did not acknowledge the events: " in said and "did not answer within 10 s. Operator action: send them again" in said
 
 
 def test_events_by_rest_say_where_the_newest_of_each_partition_is(world, monkeypatch):

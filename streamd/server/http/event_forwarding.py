@@ -122,9 +122,17 @@ class Forwarder:
             return [(m.partition, m.offset) for m in (f.get(timeout) for f in sent)]
         except Exception as error:  # noqa: BLE001 - whatever the client raises, the events are not acknowledged
             raise KafkaError(
-                f"Kafka did not acknowledge the events: {reason_of(error)}.",
+                f"Kafka did not acknowledge the events: {self._reason_of(error)}.",
                 "send them again; some may be in the topic already.",
             ) from error
+
+    def _reason_of(self, error: Exception) -> str:
+        """An error of the client as a reason, in an operator's words if the broker is silent."""
+        from kafka.errors import KafkaTimeoutError
+
+        if not isinstance(error, KafkaTimeoutError):
+            return reason_of(error)
+        return f"{self._kafka.bootstrap_servers} did not answer within {ACKNOWLEDGED_SECONDS:g} s"
 
     def open_producer(self) -> Any:
         """The producer, which the first call makes."""
