@@ -1,7 +1,7 @@
 """Writes what the documentation site is built of: `python docs/site/prepare.py FOLDER`.
 
 The builder's settings, the pages of docs/ as they are, README, CONTRIBUTING and CHANGELOG beside
-them, and a reference made of the code: of streamd as a library and of the REST API.
+them, and references made of the code: of streamd as a library, of the REST API and of the commands.
 """
 
 import json
@@ -12,6 +12,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import typer
+
+from streamd.cli.main import app
 from streamd.registry import Registry
 from streamd.server.app import create_app
 from streamd.server.state import ServerState
@@ -86,6 +89,7 @@ def main(target: Path) -> None:
     (reference / "rest.md").write_text(rest_page(described()))
     (folder / "openapi.json").write_text(json.dumps(described(), indent=1))
     (reference / "client.md").write_text(CLIENT)
+    (reference / "commands.md").write_text(commands_page(typer.main.get_command(app), "streamd"))
 
 
 def moved(text: str, to_top: str, to_docs: str) -> str:
@@ -169,6 +173,21 @@ def operation(method: str, path: str, told: dict[str, Any], api: dict[str, Any])
     ]
     parts.append("\n".join(["| status | meaning | body |", "| --- | --- | --- |", *answers]) + "\n")
     return "\n".join(parts)
+
+
+def commands_page(command: Any, name: str) -> str:
+    """Each command below `command` with its help, arguments and options, as `--help` shows them."""
+    if commands := getattr(command, "commands", None):
+        parts = [commands_page(one, f"{name} {word}") for word, one in commands.items()]
+        head = "# Command reference\n\n[Commands](../commands.md) explains their use.\n"
+        return "\n".join([head, *parts] if name == "streamd" else parts)
+    rows = []
+    for option in command.params:
+        words = ", ".join(f"`{o}`" for o in [*option.opts, *option.secondary_opts])
+        rows.append(f"| {words} | {cell(getattr(option, 'help', None) or '')} |")
+    head = f"## {name}\n\n{one_line(command.help or '')}\n"
+    table = ["| option | meaning |", "| --- | --- |", *rows] if rows else []
+    return "\n".join([head, *table, ""])
 
 
 def resolved(part: dict[str, Any], api: dict[str, Any]) -> dict[str, Any]:
