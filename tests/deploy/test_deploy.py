@@ -157,10 +157,9 @@ def test_changed_settings_start_the_pod_anew_and_the_same_ones_do_not(tmp_path):
 
 
 @needs["kubectl"]
-def test_the_overlay_of_the_guide_builds_and_opens_what_it_says(tmp_path):
+def test_the_overlay_for_kafka_with_credentials_builds_and_mounts_the_secret_of_the_guide():
     guide = (ROOT / "docs/operations.md").read_text()
-    text, = re.findall(r"^```yaml\n# kustomization.yaml\n(.*?)^```", guide, re.M | re.S)
-    documents = overlay(tmp_path, text)
+    documents = built(K8S / "examples/kafka")
     for document in documents:
         if "monitoring.coreos.com" not in document["apiVersion"]:
             kubernetes_validate.validate(document, "1.34", strict=True)

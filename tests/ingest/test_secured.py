@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from streamd.telemetry.heartbeat import read_beat
 from tests.ingest.secured import PASSWORD, USER, SecuredKafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
-GUIDE = (Path(__file__).parents[2] / "docs/operations.md").read_text()
+FILES = Path(__file__).parents[2] / "deploy" / "kafka"
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +34,8 @@ def secured(kafka_home, tmp_path_factory):
     broker.close()
 
 
-def file_of_guide(title):
-    found, = re.findall(rf"^```yaml\n# client.yaml: {title}\n(.*?)^```", GUIDE, re.M | re.S)
-    return yaml.safe_load(found)
+def example(name):
+    return yaml.safe_load((FILES / f"{name}.yaml").read_text())
 
 
 def settings_for(broker, tmp_path, options, **client):
@@ -52,9 +50,9 @@ def settings_for(broker, tmp_path, options, **client):
     return KafkaSettings(bootstrap_servers=server, client_file=path, client=client)
 
 
-@pytest.mark.parametrize("title", ["SCRAM over TLS", "PLAIN over TLS", "a client certificate"])
-def test_a_file_of_the_guide_lets_every_client_in(secured, tmp_path, title):
-    kafka = settings_for(secured, tmp_path, file_of_guide(title))
+@pytest.mark.parametrize("title", ["scram", "plain", "mutual_tls"])
+def test_an_example_lets_every_client_in(secured, tmp_path, title):
+    kafka = settings_for(secured, tmp_path, example(title))
     producer = make_producer(kafka)
     sent = producer.send("events", title.encode()).get(30)
     producer.close()
@@ -74,12 +72,12 @@ PLAIN = {"sasl_mechanism": "PLAIN"} | LOGIN
 
 
 @pytest.mark.parametrize(("title", "wrong", "says"), [
-    ("SCRAM over TLS", {"sasl_plain_password": "hush-wrong"}, "refuses the login by SASL SCRAM-SHA-512: .*check sasl_plain_username and sasl_plain_password in kafka.client"),
-    ("PLAIN over TLS", {"sasl_plain_password": "hush-wrong"}, "refuses the login by SASL PLAIN: .*check sasl_plain_username"),
-    ("SCRAM over TLS", {"ssl_cafile": None}, "The certificate of the broker at localhost:.* is not accepted: .*check ssl_cafile"),
-    ("a client certificate", {"ssl_certfile": None, "ssl_keyfile": None, "ssl_password": None}, "asks for a client certificate that it trusts.*ssl_certfile")])
+    ("scram", {"sasl_plain_password": "hush-wrong"}, "refuses the login by SASL SCRAM-SHA-512: .*check sasl_plain_username and sasl_plain_password in kafka.client"),
+    ("plain", {"sasl_plain_password": "hush-wrong"}, "refuses the login by SASL PLAIN: .*check sasl_plain_username"),
+    ("scram", {"ssl_cafile": None}, "The certificate of the broker at localhost:.* is not accepted: .*check ssl_cafile"),
+    ("mutual_tls", {"ssl_certfile": None, "ssl_keyfile": None, "ssl_password": None}, "asks for a client certificate that it trusts.*ssl_certfile")])
 def test_who_is_not_let_in_gets_an_error_without_the_password(secured, tmp_path, caplog, title, wrong, says):
-    kafka = settings_for(secured, tmp_path, file_of_guide(title), bootstrap_timeout_ms=1500)
+    kafka = settings_for(secured, tmp_path, example(title), bootstrap_timeout_ms=1500)
     options = json.loads(kafka.client_file.read_text()) | wrong
     kafka.client_file.write_text(json.dumps({key: value for key, value in options.items() if value is not None}))
     caplog.set_level("WARNING")  # as in a role, whatever telemetry.log_level says
@@ -135,7 +133,7 @@ def environment(servers, data_dir):
 
 @pytest.mark.parametrize(("password", "says", "status"), [(PASSWORD, "partitions {'events': 1}", 0), ("hush-wrong", "refuses the login by SASL", 1)])
 def test_the_doctor_says_who_gets_in_and_prints_no_password(secured, tmp_path, password, says, status):
-    kafka = settings_for(secured, tmp_path, file_of_guide("SCRAM over TLS"))
+    kafka = settings_for(secured, tmp_path, example("scram"))
     kafka.client_file.write_text(json.dumps(json.loads(kafka.client_file.read_text()) | {"sasl_plain_password": password}))
     env = environment(kafka.bootstrap_servers, tmp_path / "d") | {"STREAMD_KAFKA__CLIENT_FILE": str(kafka.client_file)}
     done = subprocess.run([sys.executable, "-m", "streamd", "doctor"], env=env, capture_output=True, text=True, check=False)
@@ -144,7 +142,7 @@ def test_the_doctor_says_who_gets_in_and_prints_no_password(secured, tmp_path, p
 
 
 def test_a_client_that_lives_connects_with_the_password_that_the_file_has_by_then(secured, tmp_path):
-    kafka = settings_for(secured, tmp_path, file_of_guide("SCRAM over TLS"))
+    kafka = settings_for(secured, tmp_path, example("scram"))
     producer = make_producer(kafka, connections_max_idle_ms=3000)
     producer.send("events", b"before").get(30)
     admin = KafkaAdminClient(bootstrap_servers=secured.bootstrap_servers)
