@@ -33,9 +33,9 @@ def half_dropout(x_ECD: Tensor, key: int | Tensor, event_E: Tensor) -> Tensor:
 
     # A hash of the event, then one of each word of 64 units.
     of_event_E = mix_tensor(
-        event_E * _signed(GOLDEN) + (key if isinstance(key, Tensor) else _signed(key))
+        event_E * _to_int64(GOLDEN) + (key if isinstance(key, Tensor) else _to_int64(key))
     )
-    word_EW = mix_tensor(of_event_E[:, None] + number * _signed(GOLDEN))
+    word_EW = mix_tensor(of_event_E[:, None] + number * _to_int64(GOLDEN))
 
     # A bit of the word for each unit.
     byte_EB1 = word_EW.view(torch.uint8)[..., None]
@@ -49,18 +49,18 @@ def half_dropout(x_ECD: Tensor, key: int | Tensor, event_E: Tensor) -> Tensor:
 
 def mix_tensor(x: Tensor) -> Tensor:
     """`streamd.graph.hashing.mix` on int64 tensors; products wrap around."""
-    x = (x ^ _shifted(x, 30)) * _signed(FIRST)
-    x = (x ^ _shifted(x, 27)) * _signed(SECOND)
-    out: Tensor = x ^ _shifted(x, 31)
+    x = (x ^ _shift_right(x, 30)) * _to_int64(FIRST)
+    x = (x ^ _shift_right(x, 27)) * _to_int64(SECOND)
+    out: Tensor = x ^ _shift_right(x, 31)
     return out
 
 
-def _shifted(x: Tensor, by: int) -> Tensor:
+def _shift_right(x: Tensor, by: int) -> Tensor:
     """Shift right as an unsigned number."""
     out: Tensor = (x >> by) & (2 ** (64 - by) - 1)
     return out
 
 
-def _signed(number: int | np.uint64) -> int:
+def _to_int64(number: int | np.uint64) -> int:
     """The signed 64-bit number with the bits of an unsigned one."""
     return int(np.uint64(number).astype(np.int64))
