@@ -51,9 +51,9 @@ def test_copies_move_on_by_themselves_and_know_what_differs(dim, seed):
     for rows, dense in held:
         check(rows, dense, dim)
         for other, other_dense in held:
-            slots = rows.slots_changed(other)
+            slots = rows.changed_slots(other)
             want = [n for n in range(400) if rows_of(dense, n, dim) != rows_of(other_dense, n, dim)]
-            assert rows.changed(slots, other).tolist() == want
+            assert rows.changed_nodes(slots, other).tolist() == want
 
 
 def rows_of(dense, node, dim):
@@ -80,7 +80,7 @@ def test_equal_pages_of_a_memory_read_from_a_file_are_shared_and_others_are_not(
     two.write(np.arange(100), states, times)
     two.write(np.array([40]), np.array([[7.0, 7.0]]), np.array([40]))
     two.share_equal(two.used_slots(), one)
-    assert two.slots_changed(one).tolist() == [40 // PAGE]
+    assert two.changed_slots(one).tolist() == [40 // PAGE]
     two.write(np.array([3]), np.array([[9.0, 9.0]]), np.array([3]))
     assert (one.state(np.arange(100)) == states).all()
     assert two.state(np.array([3, 40])).tolist() == [[9.0, 9.0], [7.0, 7.0]]
@@ -96,7 +96,7 @@ def test_pages_that_were_shared_as_equal_are_free_once_no_memory_uses_them():
         one.write(np.arange(160), states, times)
         two.write(np.arange(160), states, times)
         two.share_equal(two.used_slots(), one)
-        assert not len(two.slots_changed(one)), "all pages are shared"
+        assert not len(two.changed_slots(one)), "all pages are shared"
         one = two = None
         sizes.append(pool.num_bytes)
     assert len(set(sizes)) == 1, "no page is counted for a memory that is gone"

@@ -96,7 +96,7 @@ class MemoryFiles:
         """
         # Nothing to do if the memory did not change.
         stored = self._stored
-        node_K = None if stored is None else _changed(memory, stored)
+        node_K = None if stored is None else _changed_nodes(memory, stored)
         same = stored is not None and node_K is not None and not len(node_K)
         if same and stored is not None:
             pairs = zip(memory.own_pending().values(), stored.own_pending().values(), strict=True)
@@ -280,14 +280,15 @@ def _apply(memory: Memory, data: Any, like: Memory | None) -> None:
             memory.rows.share_equal(memory.rows.slots_of(node), like.rows)
 
 
-def _changed(memory: Memory, since: Memory) -> Int64 | None:
+def _changed_nodes(memory: Memory, since: Memory) -> Int64 | None:
     """Nodes whose rows differ: int64, ascending; None if the two memories use different pools."""
     if memory.rows.pool is not since.rows.pool:
         return None
-    slots = memory.rows.slots_changed(since.rows)
+    slots = memory.rows.changed_slots(since.rows)
     step = SLICE_ROWS // PAGE
     parts = [
-        memory.rows.changed(slots[a : a + step], since.rows) for a in range(0, len(slots), step)
+        memory.rows.changed_nodes(slots[a : a + step], since.rows)
+        for a in range(0, len(slots), step)
     ]
     return np.concatenate([np.zeros(0, np.int64), *parts])
 

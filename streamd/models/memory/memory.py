@@ -109,7 +109,7 @@ class Memory:
         """
         slots = self.rows.used_slots()
         if since is not None and since.rows.pool is self.rows.pool:
-            slots = self.rows.slots_changed(since.rows)
+            slots = self.rows.changed_slots(since.rows)
         held = (self.pending_other, self.pending_features)
         messages = all(bool(arrays_of(array).isfinite(array).all()) for array in held)
         return self.rows.is_finite(slots) and messages

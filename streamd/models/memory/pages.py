@@ -246,7 +246,7 @@ class NodeRows:
             slots, pages = (put(a, self.pool.device) for a in (slot_S, self._page_S[slot_S]))
             self._on_device[slots] = pages
 
-    def slots_changed(self, since: "NodeRows") -> Int64:
+    def changed_slots(self, since: "NodeRows") -> Int64:
         """Slots whose pages differ from those of `since`, which is of the same pool.
 
         Their values may still be equal. Returns: int64, ascending.
@@ -255,7 +255,7 @@ class NodeRows:
         a, b = (np.pad(t, (0, size - len(t))) for t in (self._page_S, since._page_S))
         return np.flatnonzero(a != b)
 
-    def changed(self, slot_S: Int64, since: "NodeRows") -> Int64:
+    def changed_nodes(self, slot_S: Int64, since: "NodeRows") -> Int64:
         """Nodes of some slots whose values differ in any bit from those of `since`: int64,
         ascending."""
         place_K = _places_of(slot_S)
@@ -277,7 +277,7 @@ class NodeRows:
         slot_S: int64, the slots to compare.
         """
         slot_S = slot_S[slot_S < min(len(self._page_S), len(other._page_S))]
-        differing = self.slots_of(self.changed(slot_S, other))
+        differing = self.slots_of(self.changed_nodes(slot_S, other))
         slot_S = np.setdiff1d(slot_S, differing, assume_unique=True)
         slot_S = slot_S[self._page_S[slot_S] != other._page_S[slot_S]]
         with self.pool.lock:
