@@ -50,7 +50,7 @@ class DySATEncoder(Encoder):
         stacked_USD, all_US = self._by_window(h_MD, hops, edge_stats, gap_us)
         window_US = self.across.weights(stacked_USD[:, 0], [stacked_USD], all_US).mean(1)
         return tuple(
-            self.weighed(h_MD, hop, edge_stats, gap_us) * window_US[:, number, None]
+            self.layer_weights(h_MD, hop, edge_stats, gap_us) * window_US[:, number, None]
             for number, hop in enumerate(hops)
         )
 
@@ -60,6 +60,6 @@ class DySATEncoder(Encoder):
         """The roots' embeddings in each window, float32[U, S, D], and a mask with all windows,
         bool[U, S]."""
         # The same layer in each window; `position` identifies the window.
-        per_window = [self.applied(0, h_MD, hop, edge_stats, gap_us, True) for hop in hops]
+        per_window = [self.apply_layer(0, h_MD, hop, edge_stats, gap_us, True) for hop in hops]
         stacked_USD = torch.stack(per_window, 1) + self.position
         return stacked_USD, stacked_USD.new_ones(stacked_USD.shape[:2], dtype=torch.bool)

@@ -97,11 +97,11 @@ class Encoder(nn.Module):
         nodes."""
 
         def layer(number: int, h_MD: Tensor, hop: HopInputs, last: bool) -> Tensor:
-            return self.applied(number, h_MD, hop, edge_stats, gap_us, last)
+            return self.apply_layer(number, h_MD, hop, edge_stats, gap_us, last)
 
         return deepest_first(h_MD, hops, layer)
 
-    def applied(
+    def apply_layer(
         self,
         number: int,
         h_MD: Tensor,
@@ -131,11 +131,13 @@ class Encoder(nn.Module):
             return ()
 
         def layer(number: int, h_MD: Tensor, hop: HopInputs, last: bool) -> Tensor:
-            return self.applied(number, h_MD, hop, edge_stats, gap_us, last)
+            return self.apply_layer(number, h_MD, hop, edge_stats, gap_us, last)
 
-        return (self.weighed(states_of_first(h_MD, hops, layer), hops[0], edge_stats, gap_us),)
+        return (
+            self.layer_weights(states_of_first(h_MD, hops, layer), hops[0], edge_stats, gap_us),
+        )
 
-    def weighed(
+    def layer_weights(
         self, h_MD: Tensor, hop: HopInputs, edge_stats: nn.Module, gap_us: Tensor
     ) -> Tensor:
         """Attention weights of a hop's neighbors in the last layer: float32[U, K]."""
