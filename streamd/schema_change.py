@@ -78,11 +78,11 @@ def _check_sets(kind: str, old: Sequence[Set], new: Sequence[Set]) -> None:
         where = f"graph.{kind}_sets.{now.name}"
         # Without names, compare the width, which must not change: a larger one is more likely a
         # mistake, which could not be undone.
-        if not _are_named(before):
+        if not _have_names(before):
             same = before.feature_dim == now.feature_dim
         else:
             same = _layout(before.features) == _layout(now.features[: len(before.features)])
-            same = same and (before.feature_dim == now.feature_dim or _are_named(now))
+            same = same and (before.feature_dim == now.feature_dim or _have_names(now))
         if not same:
             # Name the setting that determines the width of an undeclared set.
             if now.name == DEFAULT_SET and not now.features:
@@ -92,7 +92,7 @@ def _check_sets(kind: str, old: Sequence[Set], new: Sequence[Set]) -> None:
             )
 
 
-def _are_named(one: NodeSet | EdgeSet) -> bool:
+def _have_names(one: NodeSet | EdgeSet) -> bool:
     """Whether all features have names, or there are none."""
     return sum(f.width for f in one.features) == one.feature_dim
 
@@ -111,44 +111,44 @@ def _words(one: NodeSet | EdgeSet) -> str:
     return "the features " + ", ".join(f"{f.name}: {f.declared}" for f in one.features)
 
 
-def edge_places(old: Schema, new: Schema) -> NDArray[np.int64]:
+def edge_columns(old: Schema, new: Schema) -> NDArray[np.int64]:
     """The new column of each column of an old row of edge features: int64[old width]."""
-    return _places(edges_of(old), edges_of(new))
+    return _columns(edges_of(old), edges_of(new))
 
 
-def node_places(old: Schema, new: Schema) -> NDArray[np.int64]:
+def node_columns(old: Schema, new: Schema) -> NDArray[np.int64]:
     """The new column of each column of an old row of node features: int64[old width]."""
-    return _places(nodes_of(old), nodes_of(new))
+    return _columns(nodes_of(old), nodes_of(new))
 
 
-def _places(old: Sequence[Set], new: Sequence[Set]) -> NDArray[np.int64]:
+def _columns(old: Sequence[Set], new: Sequence[Set]) -> NDArray[np.int64]:
     # New sets come after the old ones, so the columns of the one-hot stay the first ones.
     one_hot = list(range(len(old))) if len(old) > 1 else []
     start = len(new) if len(new) > 1 else 0
-    places = one_hot
+    columns = one_hot
     for before, now in zip(old, new, strict=False):
-        places += range(start, start + before.feature_dim)
+        columns += range(start, start + before.feature_dim)
         start += now.feature_dim
-    return np.array(places, np.int64)
+    return np.array(columns, np.int64)
 
 
 def widened_edges(rows: NDArray[np.float32], old: Schema, new: Schema) -> NDArray[np.float32]:
     """Convert old rows of edge features [..., old width] to the new schema: [..., new width]."""
     was_one = old.num_edge_sets == 1 < new.num_edge_sets
-    return _widened(rows, edge_places(old, new), new.edge_feature_dim, was_one)
+    return _widen_rows(rows, edge_columns(old, new), new.edge_feature_dim, was_one)
 
 
 def widened_nodes(rows: NDArray[np.float32], old: Schema, new: Schema) -> NDArray[np.float32]:
     """Convert old rows of node features [..., old width] to the new schema: [..., new width]."""
     was_one = old.num_node_sets == 1 < new.num_node_sets
-    return _widened(rows, node_places(old, new), new.node_feature_dim, was_one)
+    return _widen_rows(rows, node_columns(old, new), new.node_feature_dim, was_one)
 
 
-def _widened(
-    rows: NDArray[np.float32], places: NDArray[np.int64], width: int, was_one: bool
+def _widen_rows(
+    rows: NDArray[np.float32], columns: NDArray[np.int64], width: int, was_one: bool
 ) -> NDArray[np.float32]:
     out = np.zeros((*rows.shape[:-1], width), rows.dtype)
-    out[..., places] = rows
+    out[..., columns] = rows
     # The only old set, which had no one-hot column, is the first of several now.
     if was_one:
         out[..., 0] = 1.0

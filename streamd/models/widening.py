@@ -20,7 +20,7 @@ from streamd.models.memory.memory import Memory
 from streamd.models.schema_inputs import SchemaInput, schema_inputs
 from streamd.models.standardize import SetStandardizer
 from streamd.schema import Schema
-from streamd.schema_change import edge_places, node_places, widened_edges, widened_nodes
+from streamd.schema_change import edge_columns, node_columns, widened_edges, widened_nodes
 
 
 def widened_model(model: LinkModel, schema: Schema) -> LinkModel:
@@ -38,7 +38,7 @@ def widened_model(model: LinkModel, schema: Schema) -> LinkModel:
 
     for name, tensor in weights.items():
         if name in old:
-            weights[name] = _widened(name, old[name], tensor, inputs, model.schema, schema)
+            weights[name] = _widen(name, old[name], tensor, inputs, model.schema, schema)
         elif name in inputs and inputs[name].optional:
             weights[name] = torch.zeros_like(tensor)
 
@@ -73,7 +73,7 @@ def widened_optimizer(
         name = names_of[id(p)]
         if name in by_name:
             state[number] = {
-                key: _widened(name, value, p if value.ndim else value, inputs, old, schema).clone()
+                key: _widen(name, value, p if value.ndim else value, inputs, old, schema).clone()
                 for key, value in by_name[name].items()
             }
     out.load_state_dict({**out.state_dict(), "state": state})
@@ -126,7 +126,7 @@ def _widened_facts(facts: Tensor, old: Schema, new: Schema) -> Tensor:
     return wide
 
 
-def _widened(
+def _widen(
     name: str,
     tensor: Tensor,
     like: Tensor,
@@ -143,9 +143,9 @@ def _widened(
     one = inputs[name]
     size, offset = tensor.shape[one.axis], one.offset
     if one.kind == "edge_features":
-        positions = edge_places(old, new)
+        positions = edge_columns(old, new)
     elif one.kind == "node_features":
-        positions = node_places(old, new)
+        positions = node_columns(old, new)
     else:
         # New facts, edge sets and features of a set come at the end.
         positions = np.arange(size - offset)
