@@ -197,7 +197,7 @@ def test_a_memory_of_the_release_before_is_read_and_its_empty_rows_take_no_pages
     save_file(padded, tmp_path / "state.safetensors")
     got = read([ImmutableFile(tmp_path / "state.safetensors", "")], memory)
     check_equal(got, memory)
-    assert got.rows.num_places <= 50 and len(got.rows.used_slots()) <= 4
+    assert got.rows.num_positions <= 50 and len(got.rows.used_slots()) <= 4
 
 
 class Stops(Disk):

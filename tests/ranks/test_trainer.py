@@ -38,7 +38,7 @@ def state_of(trainer):
         "weights": {n: t.clone() for n, t in learner.model.state_dict().items()}, "edge": trainer.edge,
         "replay": [(c.first_edge, c.num_events) for c in learner.replay.chunks],
         "tail": [(c.first_edge, c.num_events) for c in learner.tail],
-        "version": trainer.contest.version, "compared": trainer.contest.compared.num_events, "nodes": learner.memory.rows.num_places}
+        "version": trainer.contest.version, "compared": trainer.contest.compared.num_events, "nodes": learner.memory.rows.num_positions}
 
 
 def records(path):
@@ -186,7 +186,7 @@ def test_what_was_deleted_is_forgotten_on_every_rank(tmp_path):
 def test_replicas_learn_as_one_trainer_and_hold_the_same_rows(tmp_path, replicas, shards):
     def rows(trainer):
         memory = trainer.learner.memory
-        place = np.arange(memory.rows.num_places)
+        place = np.arange(memory.rows.num_positions)
         node = place if memory.rows.owned is None else memory.rows.owned.nodes(place)
         return torch.from_numpy(memory.rows.state(node)), {n: t.clone() for n, t in trainer.learner.model.state_dict().items()}
 

@@ -52,7 +52,7 @@ def scored(s, ranks, learn=False):
         if learn:
             learner.learn(window.first_edge)
     memory = learner.memory
-    place = np.arange(memory.rows.num_places)
+    place = np.arange(memory.rows.num_positions)
     node = place if memory.rows.owned is None else memory.rows.owned.nodes(place)
     state = memory.rows.state(node)
     return np.concatenate([e for e, _ in out]), np.concatenate([x for _, x in out]), node, state

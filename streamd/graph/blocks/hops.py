@@ -102,7 +102,7 @@ def renumbered(hops: Sequence[SampledHop[A]]) -> NumberedHops[A]:
     for hop in hops:
         root: Any = hop.roots.node
         parts += [root, arrays.where(hop.found.mask, hop.found.neighbor, root[:, None]).ravel()]
-    node_M, place = arrays.unique(arrays.concatenate(parts), return_inverse=True)
+    node_M, index = arrays.unique(arrays.concatenate(parts), return_inverse=True)
 
     # Split the numbers into hops again.
     at = 0
@@ -110,11 +110,11 @@ def renumbered(hops: Sequence[SampledHop[A]]) -> NumberedHops[A]:
     for hop in hops:
         found: Any = hop.found
         num_roots = len(found.mask)
-        num_places = found.mask.shape[0] * found.mask.shape[1]
-        root_U = place[at : at + num_roots]
+        num_entries = found.mask.shape[0] * found.mask.shape[1]
+        root_U = index[at : at + num_roots]
         at += num_roots
-        neighbor_UK = place[at : at + num_places].reshape(found.mask.shape)
-        at += num_places
+        neighbor_UK = index[at : at + num_entries].reshape(found.mask.shape)
+        at += num_entries
         numbered.append(NumberedHop(root_U, neighbor_UK, found.event, found.mask))
     return NumberedHops(node_M, tuple(numbered))
 

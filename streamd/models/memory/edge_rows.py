@@ -65,9 +65,9 @@ class EdgeRows:
             # In reversed order, `unique` returns the index of a node's last event.
             both = np.stack([self.src_E, self.dst_E], 1).ravel()[::-1]
             node, latest = np.unique(both, return_index=True)
-            place = len(both) - 1 - latest
-            other = np.stack([self.dst_E, self.src_E], 1).ravel()[place]
-            event = place // 2
+            index = len(both) - 1 - latest
+            other = np.stack([self.dst_E, self.src_E], 1).ravel()[index]
+            event = index // 2
             sent = (put(column, device) for column in (node, other, self.time_E[event]))
             self._last[device] = LastEvents(node, event, *sent)
         return self._last[device]

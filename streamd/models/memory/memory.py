@@ -132,7 +132,7 @@ class Memory:
         """All of memory by name, with a row for each node: a copy, for tests and tools. Requires a
         single rank, which alone has all rows."""
         assert self.ranks.num_shards == 1
-        node = self._put(np.arange(self.rows.num_places))
+        node = self._put(np.arange(self.rows.num_positions))
         whole = {
             "state": self.rows.state(node),
             "last_us": self.rows.last_us(node),
@@ -213,8 +213,8 @@ class Memory:
             return
         # Only nodes with a state: a memory that was just read applies all deletes again, and
         # writing zeros over zeros would cost pages of its own.
-        place = self.rows.places(gone)
-        known = gone[(place >= 0) & (place < self.rows.num_places)]
+        position = self.rows.positions(gone)
+        known = gone[(position >= 0) & (position < self.rows.num_positions)]
         node = self._put(known)
         has_state = (self.rows.state(node) != 0).any(1) | (self.rows.last_us(node) != 0)
         known = known[on_host(has_state)]

@@ -144,14 +144,14 @@ class NodeRows:
     """A state and a time for each node. Owner: one thread.
 
     Nodes that were never written have zeros. owned: the nodes of this rank, or None for all. A
-    node's position is its slot in `owned`, or its id if `owned` is None. num_places: one past the
-    highest position that was written.
+    node's position is its slot in `owned`, or its id if `owned` is None. num_positions: one past
+    the highest position that was written.
     """
 
     def __init__(self, pool: PagePool, owned: OwnedNodes | None = None) -> None:
         self.pool = pool
         self.owned = owned
-        self.num_places = 0
+        self.num_positions = 0
         # Slot s of the table holds the page of the positions [s * PAGE, (s + 1) * PAGE).
         self._page_S: Int64 = np.zeros(0, np.int64)
         self._on_device = put(self._page_S, pool.device)
@@ -168,7 +168,7 @@ class NodeRows:
         twin = NodeRows(self.pool, self.owned)
         self.pool.share(self._page_S)
         twin._set_table(self._page_S.copy())
-        twin.num_places = self.num_places
+        twin.num_positions = self.num_positions
         return twin
 
     def rows(self, node_M: Array) -> Array:
@@ -179,31 +179,31 @@ class NodeRows:
         """
         if self.owned is not None:
             node_M = put(self.owned.slots(on_host(node_M)), self.pool.device)
-        return self._at_places(node_M)
+        return self._rows_at(node_M)
 
-    def _at_places(self, place_M: Array) -> Array:
+    def _rows_at(self, position_M: Array) -> Array:
         """As `rows`, for positions."""
-        arrays = arrays_of(place_M)
-        known_M = (place_M >= 0) & (place_M < self.num_places)
+        arrays = arrays_of(position_M)
+        known_M = (position_M >= 0) & (position_M < self.num_positions)
         if not len(self._page_S):
-            return arrays.zeros_like(place_M)
+            return arrays.zeros_like(position_M)
         table_S = self._page_S if arrays is np else self._on_device
-        slot_M = arrays.where(known_M, place_M // PAGE, 0)
-        return arrays.where(known_M, table_S[slot_M] * PAGE + place_M % PAGE, 0)
+        slot_M = arrays.where(known_M, position_M // PAGE, 0)
+        return arrays.where(known_M, table_S[slot_M] * PAGE + position_M % PAGE, 0)
 
-    def places(self, node_M: Int64) -> Int64:
+    def positions(self, node_M: Int64) -> Int64:
         """The positions of nodes, int64[M]; negative for nodes of other ranks."""
         return node_M if self.owned is None else self.owned.slots(node_M)
 
     def nodes_at(self, slot_S: Int64) -> Int64:
         """The nodes of some slots of the table, without positions past the end: int64."""
-        place_K = _places_of(slot_S)
-        place_K = place_K[place_K < self.num_places]
-        return place_K if self.owned is None else self.owned.nodes(place_K)
+        position_K = _positions_of(slot_S)
+        position_K = position_K[position_K < self.num_positions]
+        return position_K if self.owned is None else self.owned.nodes(position_K)
 
     def slots_of(self, node_M: Int64) -> Int64:
         """Slots of the table that hold nodes: int64, ascending, each once."""
-        return np.unique(self.places(node_M) // PAGE)
+        return np.unique(self.positions(node_M) // PAGE)
 
     def state(self, node_M: Array) -> Array:
         """States of nodes, float32[M, D]. node_M: as of `rows`."""
@@ -217,13 +217,13 @@ class NodeRows:
         """Replace the values of nodes. node_K: int64[K], each once, all of this rank."""
         if not len(node_K):
             return
-        place_K = self.places(node_K)
-        assert place_K.min() >= 0, "a node of another rank"
-        self._own(np.unique(place_K // PAGE))
-        self.num_places = max(self.num_places, int(place_K.max()) + 1)
+        position_K = self.positions(node_K)
+        assert position_K.min() >= 0, "a node of another rank"
+        self._own(np.unique(position_K // PAGE))
+        self.num_positions = max(self.num_positions, int(position_K.max()) + 1)
         # Under the lock, since another memory may enlarge the pool's arrays.
         with self.pool.lock:
-            row_K = put(self._at_places(place_K), self.pool.device)
+            row_K = put(self._rows_at(position_K), self.pool.device)
             self.pool.state[row_K] = state_KD
             self.pool.last_us[row_K] = last_us_K
 
@@ -258,13 +258,13 @@ class NodeRows:
     def changed_nodes(self, slot_S: Int64, since: "NodeRows") -> Int64:
         """Nodes of some slots whose values differ in any bit from those of `since`: int64,
         ascending."""
-        place_K = _places_of(slot_S)
-        place = put(place_K, self.pool.device)
-        row, before = self._at_places(place), since._at_places(place)
-        bits = arrays_of(place).int32
+        position_K = _positions_of(slot_S)
+        position = put(position_K, self.pool.device)
+        row, before = self._rows_at(position), since._rows_at(position)
+        bits = arrays_of(position).int32
         differs_K = (self.pool.state[row].view(bits) != since.pool.state[before].view(bits)).any(1)
         differs_K |= self.pool.last_us[row] != since.pool.last_us[before]
-        differing: Int64 = place_K[on_host(differs_K)]
+        differing: Int64 = position_K[on_host(differs_K)]
         return differing if self.owned is None else self.owned.nodes(differing)
 
     def used_slots(self) -> Int64:
@@ -289,10 +289,10 @@ class NodeRows:
 
     def is_finite(self, slot_S: Int64) -> bool:
         """Whether all states of some slots are numbers."""
-        row = self._at_places(put(_places_of(slot_S), self.pool.device))
+        row = self._rows_at(put(_positions_of(slot_S), self.pool.device))
         return bool(arrays_of(row).isfinite(self.pool.state[row]).all())
 
 
-def _places_of(slot_S: Int64) -> Int64:
-    places: Int64 = (slot_S[:, None] * PAGE + np.arange(PAGE)).ravel()
-    return places
+def _positions_of(slot_S: Int64) -> Int64:
+    positions: Int64 = (slot_S[:, None] * PAGE + np.arange(PAGE)).ravel()
+    return positions
