@@ -174,7 +174,7 @@ def _status_after(
     whether to start it again."""
     # A rank that a signal stops as well may find that the first one has left.
     if isinstance(error, RanksError) and stop.is_set():
-        logger.info("ended_without_the_others", error=str(error))
+        logger.info("stopped_without_other_ranks", error=str(error))
         return 0
     logger.error("refused", error=str(error), kind=type(error).__name__)
     if isinstance(error, SettingsError):

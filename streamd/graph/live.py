@@ -208,7 +208,7 @@ def take_stored(facts: SetFacts, folder: Path, until_event: int) -> bool:
             except (CorruptionError, FileNotFoundError, KeyError, ValueError) as error:
                 reason = str(error)
             logger.warning(
-                "facts_not_taken",
+                "facts_not_loaded",
                 file=str(path),
                 reason=reason,
                 meaning="older stored facts or the log replace them, so the start takes longer",

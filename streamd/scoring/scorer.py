@@ -135,7 +135,9 @@ class Scorer:
             if state.view is not self.view:
                 self.view = state.view
                 self._register_followers()
-            logger.info("scoring_by", version=self.version or "none", from_event=self.position)
+            logger.info(
+                "scoring_version_changed", version=self.version or "none", from_event=self.position
+            )
         if not isinstance(state, CatchingUp):
             return False
         # A version that has trained on unscored events waits for the scorer.

@@ -291,7 +291,11 @@ class Archive:
         self._cleaned = not self._sweep.waiting and not self._left
         if compaction is not None and not self.forgetting_waits():
             write_durably(self._folder / FORGOTTEN, b"%d" % compaction.seq, self._disk)
-            logger.info("compaction_left_store_and_changelog", seq=compaction.seq)
+            logger.info(
+                "compaction_reached_store_and_changelog",
+                seq=compaction.seq,
+                meaning="neither holds the removed data any more",
+            )
         self._report_waiting_compaction()
 
     def _left_by_trainer(self, compaction: Compacted) -> list[str]:

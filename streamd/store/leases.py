@@ -70,7 +70,7 @@ class StoreLease:
         except StoreError as error:
             # Nothing is lost: others wait until it expires.
             logger.warning(
-                "store_lease_left",
+                "store_lease_not_removed",
                 store=self._store.shown,
                 error=str(error),
                 meaning="old objects stay in the store for up to an hour",

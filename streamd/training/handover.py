@@ -108,7 +108,7 @@ class Handovers:
         except OSError as error:
             DISK.remove_folder(folder)
             logger.error(
-                "handover_not_taken",
+                "handover_failed",
                 error=str(error),
                 meaning="until there is room, other machines get no newer state of the trainer",
             )

@@ -264,7 +264,7 @@ class ReplayStore:
 
         if num_left_out:
             logger.warning(
-                "replay_chunks_left_out",
+                "replay_chunks_dropped",
                 chunks=num_left_out,
                 reason="an older release recorded them with fewer facts",
                 meaning="they are not replayed any more",

@@ -50,7 +50,7 @@ def last_attempt(folder: Path) -> Attempt:
         return msgspec.json.decode(path.read_bytes(), type=Attempt)
     except msgspec.DecodeError as error:
         logger.error(
-            "attempt_lost",
+            "window_attempt_not_read",
             file=str(path),
             error=str(error),
             meaning="the next window's failures count from 0",

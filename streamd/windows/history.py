@@ -141,7 +141,7 @@ def _decode_record(line: bytes, path: Path, at_byte: int) -> WindowRecord | None
     try:
         return msgspec.json.decode(line, type=WindowRecord)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        logger.error("history_line_passed_over", file=str(path), at_byte=at_byte, error=str(error))
+        logger.error("history_line_skipped", file=str(path), at_byte=at_byte, error=str(error))
         return None
 
 

@@ -155,7 +155,7 @@ def test_a_log_is_extended_in_the_middle_of_a_day_and_the_server_never_stops(tmp
 
     # The server never stopped; learning went on from where it was; the log is what was produced.
     assert asker.failed == [] and asker.answered > 50
-    assert "training_starts_over" not in daemon.output() and "facts_not_taken" not in daemon.output()
+    assert "training_starts_over" not in daemon.output() and "facts_not_loaded" not in daemon.output()
     assert len(windows) > learned and len({w.first_edge for w in windows}) == len(windows)
     pairs = sorted((u, v) for u, v, _ in daemon.events())
     assert pairs == sorted((u, v) for u, v, _ in rows) and verify_log(daemon.path)[1] == []

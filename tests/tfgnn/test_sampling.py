@@ -264,9 +264,9 @@ def test_edges_and_seeds_without_a_row_are_counted(tmp_path):
         run(world, tmp_path / "out" / "s.tfrecord", seeds=world.seeds([(b"p0", 0), (b"p29", 0), (b"p29", 0), (b"nobody", 0)], False))
     said = {(log["event"], log.get("edge_set", log.get("node_set"))): log for log in logs}
     cites, has = ([bool(without & {s, *([t] if name == "cites" else [])}) for s, t, *_ in world.edges[name]] for name in ("cites", "has"))
-    of = said["tfgnn_edges_left_out", "cites"]
+    of = said["tfgnn_edges_omitted", "cites"]
     assert 0 < of["edges"] == sum(cites) < of["of"] == len(cites) and re.fullmatch(r".*cites.tfrecord record \d+: 'p\d+' to 'p\d+'", of["example"])
-    assert said["tfgnn_edges_left_out", "has"]["edges"] == sum(has)
+    assert said["tfgnn_edges_omitted", "has"]["edges"] == sum(has)
     seeds = said["tfgnn_seeds_without_row", "paper"]
     assert (seeds["nodes"], seeds["example"]) == (2, "'nobody'") and len(logs) == 4
     # Where all are there, nothing is said.

@@ -271,7 +271,7 @@ def test_nodes_that_edges_name_and_their_table_lacks_are_counted(papers, tmp_pat
         events_of(made, papers, first_us=0)
     # Authors have the ids 7 and bea.
     mixed, log = logs
-    assert (mixed["event"], mixed["node_set"]) == ("tfgnn_ids", "author") and "has the integer 7 and the text 'bea'" in mixed["meaning"]
+    assert (mixed["event"], mixed["node_set"]) == ("tfgnn_ids_ambiguous", "author") and "has the integer 7 and the text 'bea'" in mixed["meaning"]
     assert (log["event"], log["node_set"], log["nodes"], log["example"]) == ("tfgnn_nodes_without_row", "paper", 1, "'p9'")
 
 

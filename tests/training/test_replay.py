@@ -77,4 +77,4 @@ def test_chunks_that_an_older_release_recorded_with_fewer_facts_are_left_out_and
     with capture_logs() as logs:
         again.restore(store.index(), log.state.schema, log.state.schema)
     assert [c.first_edge for c in again.chunks] == [1]
-    assert [entry["chunks"] for entry in logs if entry["event"] == "replay_chunks_left_out"] == [2]
+    assert [entry["chunks"] for entry in logs if entry["event"] == "replay_chunks_dropped"] == [2]

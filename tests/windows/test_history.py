@@ -32,6 +32,6 @@ def test_the_bytes_of_records_of_an_older_release_and_of_damaged_lines_count_as_
         for edge, num in ((9, 0), (10, 2), (19, 2), (20, 3), (100, 4)):
             assert history_until(tmp_path, edge) == sum(map(len, lines[:num])), edge
         assert [r.end_edge for r in HistoryReader(tmp_path).refresh()] == [10, 20, 30]
-    passed = [log for log in logs if log["event"] == "history_line_passed_over"]
+    passed = [log for log in logs if log["event"] == "history_line_skipped"]
     assert len(passed) == 5 and {log["at_byte"] for log in passed} == {len(older)}
     assert history_until(tmp_path / "none", 5) == 0

@@ -196,7 +196,7 @@ class TrainerStart:
         stored = takeover.take(newest, state)
         trainer_term.renew()
         logger.info(
-            "checkpoint_taken",
+            "checkpoint_restored",
             edge=stored.edge,
             term=stored.term,
             seconds=round(time.monotonic() - begun, 3),

@@ -58,7 +58,7 @@ def reader_of_ids(node_set: str) -> KeyCells:
     """A parser of a node set's ids in the plain form."""
 
     def warn(doubt: str) -> None:
-        logger.warning("tfgnn_ids", node_set=node_set, meaning=doubt)
+        logger.warning("tfgnn_ids_ambiguous", node_set=node_set, meaning=doubt)
 
     way_out = f'add extra {{ key: "{KEYS}" value: "text" }} to the metadata of node set {node_set}.'
     return KeyCells(ID, None, way_out, warn, "take the blanks out of the table")

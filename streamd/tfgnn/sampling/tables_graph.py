@@ -154,7 +154,7 @@ def _warn_left_out(name: str, table: "Columns", is_kept_E: Array | None) -> None
     left_out = np.flatnonzero(~is_kept_E)
     e = int(left_out[0])
     logger.warning(
-        "tfgnn_edges_left_out",
+        "tfgnn_edges_omitted",
         edge_set=name,
         edges=len(left_out),
         of=len(is_kept_E),

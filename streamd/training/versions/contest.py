@@ -311,7 +311,7 @@ class Contest:
 
         # From here on the learner's version is compared with the incumbent only.
         logger.warning(
-            "learning_next_to_champion",
+            "training_in_parallel_to_champion",
             version=champion,
             reason="it has other model or window settings",
         )
