@@ -26,6 +26,7 @@ from streamd.client.answers import (
     ShortReason,
     SimilarNode,
     SimilarResponse,
+    TrialUnit,
 )
 from streamd.client.clients import AsyncClient, Client
 from streamd.client.errors import (
@@ -80,5 +81,6 @@ __all__ = [
     "SimilarNode",
     "SimilarResponse",
     "TooOld",
+    "TrialUnit",
     "TryAgain",
 ]

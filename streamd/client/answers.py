@@ -21,6 +21,12 @@ class _Answer(Struct, frozen=True, kw_only=True):
 # Requests
 
 
+class TrialUnit(Struct, frozen=True):
+    """The unit of a request in a trial, for example a user: it always gets the same arm."""
+
+    unit: str
+
+
 class ScoreRequest(Struct, frozen=True, omit_defaults=True):
     """A request to score candidates of a source. time: of the query, None for now."""
 
@@ -28,6 +34,7 @@ class ScoreRequest(Struct, frozen=True, omit_defaults=True):
     dst: list[Key]
     time: int | None = None
     edge_set: str | None = None
+    trial: TrialUnit | None = None
 
 
 class Diversity(Struct, frozen=True):
@@ -43,7 +50,7 @@ class RecommendRequest(Struct, frozen=True, omit_defaults=True):
     kind: only destinations with this before their key's colon. exclude_seen: leave out the source's
     last partners. exact: score all nodes. only: only these nodes. exclude: none of these. `where`:
     feature of the nodes -> its value, a list of values, or a range as `{"gte": 10, "lt": 50}`.
-    reasons: give the reason of each score.
+    reasons: give the reason of each score. trial: let the arm of a unit answer.
     """
 
     src: Key
@@ -58,6 +65,7 @@ class RecommendRequest(Struct, frozen=True, omit_defaults=True):
     where: dict[str, Any] = {}
     diversity: Diversity | None = None
     reasons: bool = False
+    trial: TrialUnit | None = None
 
 
 class Event(Struct, frozen=True, omit_defaults=True):
@@ -109,13 +117,16 @@ class Scored(_Answer, frozen=True, omit_defaults=True):
 
 
 class ScoreResponse(_Answer, frozen=True, omit_defaults=True):
-    """Scores of a source's destinations, in the order of the request or best first."""
+    """Scores of a source's destinations, in the order of the request or best first. answer, arm:
+    the id of this answer and the unit's arm, only in a trial."""
 
     src: Key
     known: bool
     scores: list[Scored]
     as_of: AsOf
     hint: str = ""
+    answer: str = ""
+    arm: str = ""
 
 
 class SimilarNode(_Answer, frozen=True):

@@ -26,6 +26,7 @@ from streamd.client.answers import (
     ScoreRequest,
     ScoreResponse,
     SimilarResponse,
+    TrialUnit,
 )
 
 T = TypeVar("T")
@@ -57,14 +58,17 @@ def score(
     *,
     as_of: int | None = None,
     edge_set: str | None = None,
+    unit: str | None = None,
     max_lag_seconds: float | None = None,
 ) -> Call[ScoreResponse]:
     """Score candidate destinations of a source, in their order.
 
     as_of: the time that the answer is for; None, or one not after the newest event, means now.
-    edge_set: required if several are declared. max_lag_seconds: the greatest age of the answer.
+    edge_set: required if several are declared. unit: let its arm in the present trial answer.
+    max_lag_seconds: the greatest age of the answer.
     """
-    body = ScoreRequest(src, list(dst), as_of, edge_set)
+    trial = None if unit is None else TrialUnit(unit)
+    body = ScoreRequest(src, list(dst), as_of, edge_set, trial)
     return _asked("/v1/score", body, ScoreResponse, max_lag_seconds)
 
 
@@ -90,6 +94,7 @@ def recommend(
     reasons: bool = False,
     as_of: int | None = None,
     edge_set: str | None = None,
+    unit: str | None = None,
     max_lag_seconds: float | None = None,
 ) -> Call[ScoreResponse]:
     """The k likeliest next destinations of a source, best first.
@@ -114,6 +119,7 @@ def recommend(
         where=dict(where or {}),
         diversity=diversity,
         reasons=reasons,
+        trial=None if unit is None else TrialUnit(unit),
     )
     return _asked("/v1/recommend", body, ScoreResponse, max_lag_seconds)
 

@@ -1,7 +1,7 @@
 """Rules without training. The rule that answers before the first version mixes past partners and
 popular destinations, weighted by the source's recurrence."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from streamd.graph.facts.fact_arrays import RATES
 from streamd.graph.facts.kernels import FLOOR_LOG_SHARE, NEVER_LOG_SECONDS
 
 NAME = "rule"
+POPULARITY = "popularity"
 FIRST_RECURRENCE = 0.625
 """Assumed share of a source's events with a past partner before its first event: the weight of
 partners against popularity in the benchmark protocol's rule."""
@@ -63,16 +64,24 @@ def rule_scores(facts_ECF: Float32) -> Float32:
     return out.astype(np.float32)
 
 
-def scores_of_rules(facts_ECF: Float32) -> dict[str, Float32]:
-    """Scores by each rule of `windows.history.RULES`, float32[E, C] each.
+def popularity_scores(facts_ECF: Float32) -> Float32:
+    """The logarithm of a candidate's share among destinations: float32[E, C]. It decays by the
+    fourth of `model.half_lives_seconds`, 12 h by default."""
+    out: Float32 = facts_ECF[..., FactColumn.LOG_SHARE_4]
+    return out
 
-    Popularity decays by the fourth of `model.half_lives_seconds`, 12 h by default.
-    """
-    return {
-        NAME: rule_scores(facts_ECF),
-        "edgebank": edgebank_scores(facts_ECF),
-        "popularity": facts_ECF[..., FactColumn.LOG_SHARE_4],
-    }
+
+RULES: dict[str, Callable[[Float32], Float32]] = {
+    NAME: rule_scores,
+    "edgebank": edgebank_scores,
+    POPULARITY: popularity_scores,
+}
+"""Name -> rule, as of `windows.history.RULES`."""
+
+
+def scores_of_rules(facts_ECF: Float32) -> dict[str, Float32]:
+    """Scores by each rule, float32[E, C] each."""
+    return {name: scores(facts_ECF) for name, scores in RULES.items()}
 
 
 def _mean(columns: Sequence[Float32]) -> Float32:

@@ -32,7 +32,7 @@ READ_SECONDS = 5.0
 """Longest wait for the topic's last records."""
 
 
-class KafkaReceipt:
+class SentReceipt:
     def __init__(self, future: Any) -> None:
         self._future = future
 
@@ -61,7 +61,7 @@ class KafkaSink:
     def send(self, key: bytes, value: bytes) -> Receipt:
         """Send a record. Raises: KafkaError."""
         try:
-            return KafkaReceipt(self._producer.send(self._topic, value, key, list(HEADERS)))
+            return SentReceipt(self._producer.send(self._topic, value, key, list(HEADERS)))
         except ClientError as error:
             raise _not_taken(error) from None
 

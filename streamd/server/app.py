@@ -29,6 +29,8 @@ def create_app(state: ServerState) -> FastAPI:
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         running = state.engine.start()
+        if state.trial is not None:
+            state.trial.sender.start()
         pulse = asyncio.create_task(state.page.run(), name="pulse")
         # uvicorn opens the port after the `yield`.
         while not (state.may_listen() or state.draining):
@@ -38,6 +40,8 @@ def create_app(state: ServerState) -> FastAPI:
         state.engine.stop()
         await asyncio.wait([running])
         state.forwarder.close()
+        if state.trial is not None:
+            await asyncio.to_thread(state.trial.sender.close)
 
     # The docs have their own page, since FastAPI's loads its scripts from a CDN.
     app = FastAPI(

@@ -12,6 +12,7 @@ from streamd.events import Key
 from streamd.registry import Registry
 from streamd.roles import roles_of
 from streamd.schema import Schema
+from streamd.scoring.topic import KafkaSink
 from streamd.server.engine.conditions import Conditions, read_conditions
 from streamd.server.engine.engine import Engine
 from streamd.server.engine.key_types import KeyTypes, hint_of
@@ -21,6 +22,7 @@ from streamd.server.http.event_forwarding import Forwarder
 from streamd.server.moves import Moves
 from streamd.server.page.status import PageSettings, StatusPage
 from streamd.server.v1.filters import Filters
+from streamd.server.v1.trial_answers import TrialAnswers
 from streamd.server.v2.statistics import InferenceStatistics
 from streamd.serving.requests import Answer
 from streamd.serving.serving_settings import ServingSettings
@@ -28,6 +30,7 @@ from streamd.settings.loading import Settings, schema_of, with_schema
 from streamd.telemetry import metrics
 from streamd.telemetry.api_keys import ApiKeys, key_of
 from streamd.telemetry.heartbeat import STALLED_SECONDS, Heartbeat, held_times, refusals
+from streamd.trials.impression_sender import ImpressionSender
 
 YEAR_US = 366 * 86_400_000_000
 """A time of a request further ahead than a year may be of another unit."""
@@ -79,23 +82,12 @@ class ServerState:
         self.registry = registry
         self.moves: Moves = moves or registry
 
-        # The status page shows the settings as of the start.
-        shown = PageSettings(
-            data_dir=settings.data_dir,
-            log=log,
-            roles=roles,
-            schema=schema,
-            ranks=settings.training.ranks,
-            workers=settings.server.workers,
-            window_seconds=settings.windows.width_seconds,
-            nightly_twin=settings.training.nightly_twin,
-            time_unit=settings.stream.time_unit,
-            key_prefixes=frozenset(p for s in settings.sources for p in s.prefixes()),
-            broker=settings.kafka.bootstrap_servers,
-            page_note=settings.server.page_note,
-        )
+        # The page shows the settings as of the start.
+        shown = _page_settings(settings, roles, schema)
         self.page = StatusPage(shown, engine, registry, self.ready)
         self.forwarder = Forwarder(settings.kafka, settings.sources, self._make_decoder)
+        self.trial = self._make_trial()
+        """None if no trial runs."""
         self.inferences = InferenceStatistics()
         self.may_listen: Callable[[], bool] = lambda: True
         """Whether this process may open the port: a worker that is not ready waits while another
@@ -111,6 +103,13 @@ class ServerState:
     def _names_in(self, schema: Schema) -> tuple[Sets, Filters]:
         """The lookups of set names and feature filters, by a schema."""
         return Sets(schema), Filters(schema, self.settings.server.max_candidates)
+
+    def _make_trial(self) -> TrialAnswers | None:
+        """The trial of the settings, if there is one."""
+        trial, kafka = self.settings.trials, self.settings.kafka
+        if not trial.name:
+            return None
+        return TrialAnswers(trial, ImpressionSender(lambda: KafkaSink(kafka, trial.topic)))
 
     def _make_decoder(self) -> Decoder:
         return make_decoder(self.settings, schema_of(self.settings))
@@ -178,6 +177,24 @@ class ServerState:
         if held := held_times(self.settings.data_dir):
             return False, f"ingest holds the first commit: {held}"
         return (self.engine.status.ready, self.engine.status.why) if alive else (False, why)
+
+
+def _page_settings(settings: Settings, roles: tuple[str, ...], schema: Schema) -> PageSettings:
+    """The settings that the status page shows. roles: of this machine. schema: of the settings."""
+    return PageSettings(
+        data_dir=settings.data_dir,
+        log=settings.log,
+        roles=roles,
+        schema=schema,
+        ranks=settings.training.ranks,
+        workers=settings.server.workers,
+        window_seconds=settings.windows.width_seconds,
+        nightly_twin=settings.training.nightly_twin,
+        time_unit=settings.stream.time_unit,
+        key_prefixes=frozenset(p for s in settings.sources for p in s.prefixes()),
+        broker=settings.kafka.bootstrap_servers,
+        page_note=settings.server.page_note,
+    )
 
 
 async def state_of(request: Request) -> ServerState:

@@ -35,12 +35,14 @@ class NotFinite(Exception):
 @dataclass(frozen=True, slots=True)
 class Score:
     """A request for the scores of candidates. time_us: event time of the query, None for now.
-    edge_set: its number; src and dst are keys of its node sets."""
+    edge_set: its number; src and dst are keys of its node sets. rule: name of the rule that
+    answers, empty for the version that serves."""
 
     src: Key
     dst: tuple[Key, ...]
     time_us: int | None = None
     edge_set: int = 0
+    rule: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +51,7 @@ class Recommend:
 
     filter: of the destinations. exclude_seen: whether to leave out the source's last partners.
     exact: whether to score all nodes instead of likely ones. diversity: of the answer, None for
-    any. reasons: whether to give the reason of each score. time_us, edge_set: as in `Score`.
+    any. reasons: whether to give the reason of each score. time_us, edge_set, rule: as in `Score`.
     """
 
     src: Key
@@ -61,6 +63,7 @@ class Recommend:
     reasons: bool = False
     time_us: int | None = None
     edge_set: int = 0
+    rule: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,11 +203,11 @@ class Answer:
     """The engine's answer to a request, with the state from which it was computed. Times are in
     microseconds.
 
-    version: its name, or "rule" if no version serves. trained_until_us: end of its window. edge: id
-    of the first event not in the graph. memory_edge: event id up to which the memory has advanced.
-    as_of_us: time of the query. newest_us: time of the newest event. seen: as in `Seen`. src_known:
-    whether the source is known. dst, scores, known: for Score, Recommend, Similar and Explain.
-    reasons: for Recommend, if requested; None for a node to which no group adds anything.
+    version: its name, or that of a rule if no version answers. trained_until_us: end of its window.
+    edge: id of the first event not in the graph. memory_edge: event id up to which the memory has
+    advanced. as_of_us: time of the query. newest_us: time of the newest event. seen: as in `Seen`.
+    src_known: whether the source is known. dst, scores, known: for Score, Recommend, Similar and
+    Explain. reasons: for Recommend, if requested; None for a node to which no group adds anything.
     explanation: for Explain. embedding: for Embedding, and for Similar by embedding; empty without
     graph layers. labels: for Label, None without a label head.
     """

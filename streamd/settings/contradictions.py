@@ -16,6 +16,7 @@ from streamd.settings.sources import (
     fields_of,
 )
 from streamd.settings.tree import Settings, schema_of
+from streamd.settings.trials import ARMS, CHAMPION, TrialSettings
 
 KeySteps = tuple[str | int, ...]
 """The steps of a key, such as ("sources", 0, "fields")."""
@@ -96,6 +97,8 @@ def check_branches(s: Settings) -> Iterator[Contradiction]:
                 f"{s.ingest.shard} does not exist: shards are 1/{count} to {count}/{count}",
             )
     yield from _check_schema_registry(s)
+    yield from _check_trial(s.trials)
+    yield from _check_trial_topic(s)
 
 
 def _check_schema_registry(s: Settings) -> Iterator[Contradiction]:
@@ -125,6 +128,53 @@ def _check_schema_registry(s: Settings) -> Iterator[Contradiction]:
             yield Contradiction(
                 ("schema_registry", name), "it has no effect unless schema_registry.url is https"
             )
+
+
+def _check_trial(trial: TrialSettings) -> Iterator[Contradiction]:
+    """Check the arms of a trial and their shares."""
+    at = ("trials", "arms")
+    if not trial.name:
+        for name in ("arms", "topic"):
+            if getattr(trial, name):
+                yield Contradiction(("trials", name), "it has no effect without trials.name")
+        return
+    # Each arm, then all of them together.
+    for arm, share in trial.arms.items():
+        if arm == "last_midnight":
+            yield Contradiction(
+                (*at, arm),
+                "the nightly baseline cannot answer: it is no version of the registry",
+                f"choose among {', '.join(ARMS)}.",
+            )
+        elif arm not in ARMS:
+            yield Contradiction(
+                (*at, arm),
+                f"there is no such arm{nearest_of(arm, ARMS)}",
+                f"choose among {', '.join(ARMS)}.",
+            )
+        if not 0 < share < 1:
+            yield Contradiction((*at, arm), f"a share is above 0 and below 1, not {share:g}")
+    if CHAMPION not in trial.arms or len(trial.arms) < 2:
+        yield Contradiction(at, "a trial compares the champion with at least one other arm")
+    elif abs(sum(trial.arms.values()) - 1) > 1e-9:
+        yield Contradiction(at, f"the shares add up to {sum(trial.arms.values()):g}, not 1")
+
+
+def _check_trial_topic(s: Settings) -> Iterator[Contradiction]:
+    """Check that a trial has a topic, which nothing else uses."""
+    if not s.trials.name:
+        return
+    # Its records would be dead letters of ingest, or read as scores.
+    topic = s.trials.topic
+    used = {"ingest.dead_letter_topic": s.ingest.dead_letter_topic}
+    used["server.score_topic"] = s.server.score_topic
+    if not topic:
+        yield Contradiction(("trials", "topic"), "a trial needs a topic for its impressions")
+    elif topic in s.kafka.topics:
+        yield Contradiction(("trials", "topic"), f"{topic} is in kafka.topics, as a topic to read")
+    for key, other in used.items():
+        if topic and topic == other:
+            yield Contradiction(("trials", "topic"), f"{topic} is {key} too")
 
 
 def check_sources(

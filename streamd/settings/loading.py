@@ -22,7 +22,7 @@ from streamd.settings.contradictions import (
     check_topics,
     check_widths,
 )
-from streamd.settings.log import LeaderSettings, LogSettings, without_secrets
+from streamd.settings.log import HoldSettings, LeaderSettings, LogSettings, without_secrets
 from streamd.settings.mistakes import SECRET_WORDS, Mistakes, nearest_setting
 from streamd.settings.server import LOOPBACK, ServerSettings, TelemetrySettings, has_keys
 from streamd.settings.sets import Contradiction, check_sets
@@ -32,7 +32,6 @@ from streamd.settings.tree import (
     BootstrapSettings,
     GpuSettings,
     GraphSettings,
-    HoldSettings,
     IngestSettings,
     KafkaSettings,
     ModelName,
@@ -50,6 +49,7 @@ from streamd.settings.tree import (
     schema_of,
     with_schema,
 )
+from streamd.settings.trials import TrialSettings
 from streamd.settings.yaml_lines import SettingsFile
 
 __all__ = [
@@ -74,6 +74,7 @@ __all__ = [
     "StreamSettings",
     "TelemetrySettings",
     "TrainingSettings",
+    "TrialSettings",
     "WindowSettings",
     "as_environment",
     "changed_keys",

@@ -1,4 +1,4 @@
-"""The settings of a log that is replicated to several machines, and of SQL over a log."""
+"""The settings of a log that is replicated to several machines, of leases on it, and of SQL."""
 
 from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
@@ -74,4 +74,15 @@ class SqlSettings(Branch):
     # DuckDB alone would take 80 % of the machine's memory, which roles need.
     max_memory_bytes: Positive = Field(
         1 << 30, description="memory of a query of `streamd sql` above which it fails"
+    )
+
+
+class HoldSettings(Branch):
+    """The lease of a stopped server on the segments that its restart reads."""
+
+    lease_seconds: float = Field(
+        86_400,
+        ge=60,
+        description="time without a run after which a server no longer keeps segments from "
+        "retention and compaction",
     )

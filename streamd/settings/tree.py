@@ -24,7 +24,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from streamd.events import Schema
 from streamd.schema import DEFAULT_SET
 from streamd.settings.branch import Branch, Natural, Positive, Seconds
-from streamd.settings.log import LeaderSettings, LogSettings, SqlSettings
+from streamd.settings.log import HoldSettings, LeaderSettings, LogSettings, SqlSettings
 from streamd.settings.mlflow import MlflowSettings
 from streamd.settings.server import ServerSettings, TelemetrySettings
 from streamd.settings.sets import (
@@ -34,6 +34,7 @@ from streamd.settings.sets import (
     declared_schema,
 )
 from streamd.settings.sources import SourceSettings
+from streamd.settings.trials import TrialSettings
 
 PREFIX = "STREAMD_"
 """A variable with this prefix must be a setting, so that a misspelt one is an error."""
@@ -195,17 +196,6 @@ class RetentionSettings(Branch):
     )
     max_bytes: Positive | None = Field(
         None, description="disk blocks of segments above which the oldest segments are dropped"
-    )
-
-
-class HoldSettings(Branch):
-    """The lease of a stopped server on the segments that its restart reads."""
-
-    lease_seconds: float = Field(
-        86_400,
-        ge=60,
-        description="time without a run after which a server no longer keeps segments from "
-        "retention and compaction",
     )
 
 
@@ -438,6 +428,7 @@ class Settings(BaseSettings):
     bootstrap: BootstrapSettings = BootstrapSettings()
     registry: RegistrySettings = RegistrySettings()
     server: ServerSettings = ServerSettings()
+    trials: TrialSettings = TrialSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     mlflow: MlflowSettings = MlflowSettings()
     sql: SqlSettings = SqlSettings()

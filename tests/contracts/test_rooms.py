@@ -16,7 +16,7 @@ ROOT = Path(streamd.__file__).parent
 GROUND = {"init_process", "errors", "clock", "iso_times", "number_texts", "events", "schema", "schema_change", "storage", "tensors", "processes", "roles"}
 """The modules directly in `streamd/`: types and system calls that all rooms use."""
 SHARED = GROUND | {"settings", "telemetry"}
-ROOMS = ("eventlog", "graph", "ranks", "gpu", "decode", "ingest", "windows", "registry", "models", "serving", "store", "trials", "scoring", "training",
+ROOMS = ("eventlog", "graph", "ranks", "gpu", "decode", "ingest", "windows", "registry", "models", "serving", "store", "scoring", "trials", "training",
          "server", "replica", "evaluation", "exchange", "table", "tfgnn", "daemon", "demo", "cli")
 """In the order in which they may import."""
 APART = {"client"}

@@ -46,6 +46,15 @@ def each_is_a_line(text):
     ("sources: [{topic: t, time: s, drop_keys: [[1]], fields: {src: a, dst: b, time: c}}]", {}, r"Setting sources\.0\.drop_keys\.0 \("),
     ("graph: {node_sets: {reader: {}, item: {}}, edge_sets: {loan: {source: readr, target: item}}}", {}, r"did you mean 'reader'\?$"), ("model: {dim: 7}", {}, r"model\.dim \(file .* line 1\): 7 .*model\.heads"),
     ("", {"STREAMD_SERVER__PROT": "1"}, "STREAMD_SERVER__PORT"), ("", {"STREAMD_KAFKA__TOPICS": "x"}, "STREAMD_KAFKA__TOPICS.*JSON"),
+    ("trials: {name: a, topic: t, arms: {champion: .5, rul: .5}}", {}, r"trials\.arms\.rul .* did you mean 'rule'.*champion, rule, popularity\.$"),
+    ("trials: {name: a, topic: t, arms: {champion: .5, last_midnight: .5}}", {}, r"last_midnight .* cannot answer"),
+    ("trials: {name: a, topic: t, arms: {champion: .5, rule: .4}}", {}, r"add up to 0\.9, not 1"),
+    ("trials: {name: a, topic: t, arms: {champion: 1, rule: 0}}", {}, r"above 0 and below 1, not 1"),
+    ("trials: {name: a, topic: t, arms: {rule: .5, popularity: .5}}", {}, r"compares the champion"),
+    ("trials: {name: a, topic: t, arms: {champion: 1}}", {}, r"compares the champion"), ("trials: {name: a b, topic: t}", {}, r"trials\.name"),
+    ("trials: {name: a, arms: {champion: .5, rule: .5}}", {}, r"needs a topic"), ("trials: {topic: t}", {}, r"no effect without trials\.name"),
+    ("trials: {name: a, topic: events, arms: {champion: .5, rule: .5}}", {}, r"events is in kafka\.topics"),
+    ("{trials: {name: a, topic: t, arms: {champion: .5, rule: .5}}, server: {score_topic: t}}", {}, r"t is server\.score_topic too"),
     ("", {"STREAMD_SERVER__PORT": "http"}, "server.port"), ("kafka: {client: {group_id: x}}", {}, "group_id")])
 def test_a_wrong_setting_is_one_line_that_names_it(tmp_path, yaml, environ, says):
     file = tmp_path / "s.yaml"

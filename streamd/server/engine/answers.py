@@ -8,7 +8,7 @@ import numpy as np
 
 from streamd.events import Float32, Int64, Key, SetKey
 from streamd.models.rule import NAME as RULE
-from streamd.models.rule import rule_scores
+from streamd.models.rule import RULES
 from streamd.server.engine.explain import Pair, Pairs, explain, reasons_of
 from streamd.serving.following_graph import ServerGraph
 from streamd.serving.loaded_version import UNKNOWN, LoadedVersion
@@ -31,15 +31,16 @@ from streamd.serving.requests import (
 class Moment:
     """The state from which an answer is computed.
 
-    view: the server's graph. served: the version with its memory at the query's time, None for the
+    view: the server's graph. served: the version with its memory at the query's time, None for a
     rule. as_of_us: time of the query in microseconds, after every event in the graph. seen: the
-    position of the graph in the log.
+    position of the graph in the log. rule: its name, if no version answers.
     """
 
     view: ServerGraph
     served: LoadedVersion | None
     as_of_us: int
     seen: Seen
+    rule: str = RULE
 
     def answer(self, source: int, **results: Any) -> Answer:
         """Make an answer from the fields that all answers share and from `results`. source: node
@@ -48,7 +49,7 @@ class Moment:
         served = self.served
         is_known = source != UNKNOWN and bool(view.facts.is_known(np.array([source]))[0])
         return Answer(
-            version=served.manifest.name if served else RULE,
+            version=served.manifest.name if served else self.rule,
             trained_until_us=served.manifest.window_end_us if served else None,
             edge=view.edge,
             as_of_us=self.as_of_us,
@@ -68,24 +69,26 @@ def moments_of(
     If the query's time closes a chunk, memory is updated with it for that query only.
     """
     # The query's time is never before the newest event, which the graph already has.
-    as_of = [max(view.newest_us + 1, _time_of(r) or 0) for r in requests]
-    # Requests with the same time share a moment, and so a pass.
-    by_time = {
-        t: Moment(view, served and served.ahead(view.log, view.edge, t), t, seen)
-        for t in set(as_of)
+    asked = [(max(view.newest_us + 1, _time_of(r) or 0), _rule_of(r)) for r in requests]
+    # Requests with the same time and rule share a moment, and so a pass.
+    moments = {
+        (t, rule): Moment(view, None, t, seen, rule)
+        if rule
+        else Moment(view, served and served.ahead(view.log, view.edge, t), t, seen)
+        for t, rule in set(asked)
     }
-    return [by_time[t] for t in as_of]
+    return [moments[one] for one in asked]
 
 
 def answers_of(requests: Sequence[Request], moments: Sequence[Moment]) -> list[Answer]:
-    """Compute answers by one version, in order. Raises: NotFinite.
+    """Compute answers by one version and by rules, in order. Raises: NotFinite.
 
-    There is one pass for each cut of the memory that requests see.
+    There is one pass for each cut of the memory that requests see, and for each rule.
     """
     # Requests that see the same cut of the memory share one `served` object.
     answers: dict[int, Answer] = {}
-    for served in {id(m.served): m.served for m in moments}.values():
-        indices = [i for i, m in enumerate(moments) if m.served is served]
+    for served, rule in {(id(m.served), m.rule): (m.served, m.rule) for m in moments}.values():
+        indices = [i for i, m in enumerate(moments) if m.served is served and m.rule == rule]
         group = _one_pass([requests[i] for i in indices], [moments[i] for i in indices])
         answers.update(zip(indices, group, strict=True))
     return [answers[i] for i in range(len(requests))]
@@ -94,7 +97,7 @@ def answers_of(requests: Sequence[Request], moments: Sequence[Moment]) -> list[A
 def scores_of(
     moments: Sequence[Moment], sources: Int64, targets: Sequence[Int64], edge_sets: Sequence[int]
 ) -> list[Float32]:
-    """Score the targets of each source, by one version with its memory at one cut.
+    """Score the targets of each source, by one version with its memory at one cut, or one rule.
 
     sources: int64[S]. targets: S arrays of int64. edge_sets: number of each source's edge set.
     Returns: S arrays of float32. Raises: NotFinite.
@@ -117,7 +120,7 @@ def scores_of(
     if not len(rows):
         scores = np.zeros(0, np.float32)
     elif served is None:
-        scores = rule_scores(rows)
+        scores = RULES[moments[0].rule](rows)
     else:
         scores = served.scores(rows, np.repeat(sources, counts), np.concatenate(targets), view.live)
         if not np.isfinite(scores).all():
@@ -147,7 +150,7 @@ def make_recommendation(
     reasons: tuple[Reason | None, ...] = ()
     if request.reasons:
         pairs = Pairs(source, nodes, request.edge_set, moment.as_of_us)
-        reasons = reasons_of(view, moment.served, pairs, scores[best])
+        reasons = reasons_of(view, moment.served, pairs, scores[best], RULES[moment.rule])
     return moment.answer(
         source,
         dst=tuple(view.log.keys[node] for node in nodes),
@@ -279,6 +282,10 @@ def _answer_explanation(moment: Moment, request: Explain, source: int) -> Answer
 
 def _node_of(request: Request) -> Key:
     return request.src if isinstance(request, Score | Recommend | Explain) else request.node
+
+
+def _rule_of(request: Request) -> str:
+    return request.rule if isinstance(request, Score | Recommend) else ""
 
 
 def _time_of(request: Request) -> int | None:

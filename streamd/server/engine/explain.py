@@ -92,10 +92,14 @@ def explain(view: ServerGraph, served: LoadedVersion | None, pair: Pair) -> Expl
 
 
 def reasons_of(
-    view: ServerGraph, served: LoadedVersion | None, pairs: Pairs, score_K: Float32
+    view: ServerGraph,
+    served: LoadedVersion | None,
+    pairs: Pairs,
+    score_K: Float32,
+    rule: Callable[[Float32], Float32],
 ) -> tuple[Reason | None, ...]:
     """The group that adds most to the score of each pair: K of them, None if none adds anything.
-    served: None for the rule. Raises: NotFinite.
+    served: None for the rule. rule: its scores. Raises: NotFinite.
 
     A group adds the difference between the score and the score with the group alone at its
     baseline: this takes 8 scores for each pair, while Shapley shares take 512.
@@ -107,7 +111,7 @@ def reasons_of(
     facts_KF = view.facts.compute(np.array([pairs.src]), time_us, pairs.dst_K[None], edge_set)[0]
     if served is None:
         baseline_F = _facts(view, UNKNOWN, UNKNOWN, Pair(0, 0, pairs.edge_set, pairs.time_us))
-        value_GK = _without_each(facts_KF, baseline_F, rule_scores)
+        value_GK = _without_each(facts_KF, baseline_F, rule)
     else:
         # The graph's part is kept, and may depend on facts too.
         version, times = served, 1 + len(CANDIDATE_GROUPS)

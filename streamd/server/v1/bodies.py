@@ -12,6 +12,8 @@ from streamd.server.v1.schemas import (
     ScoreRequest,
     SimilarRequest,
 )
+from streamd.server.v1.trial_answers import no_trial
+from streamd.server.v1.trial_unit import TrialUnit
 from streamd.serving.requests import Explain, Recommend, Score, Similar
 
 MAX_REASONS = 100
@@ -30,7 +32,8 @@ def to_score(state: ServerState, body: ScoreRequest) -> Score:
     edge_set = state.sets.edge_set(body.edge_set)
     source, target = state.sets.ends(edge_set)
     dst = tuple(in_set(target, key) for key in body.dst) if target else tuple(body.dst)
-    return Score(in_set(source, body.src), dst, _time_us(state, body.time), edge_set)
+    rule = _rule_of(state, body.trial)
+    return Score(in_set(source, body.src), dst, _time_us(state, body.time), edge_set, rule)
 
 
 def to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
@@ -50,6 +53,7 @@ def to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
         reasons=body.reasons,
         time_us=_time_us(state, body.time),
         edge_set=edge_set,
+        rule=_rule_of(state, body.trial),
     )
 
 
@@ -99,6 +103,15 @@ def nodes_of(state: ServerState, body: NodesRequest) -> list[Key]:
     """The keys of the nodes in a body."""
     node_set = state.sets.node_set(body.node_set)
     return [in_set(node_set, key) for key in body.nodes]
+
+
+def _rule_of(state: ServerState, trial: TrialUnit | None) -> str:
+    """The rule that answers a unit of a trial, empty for the version that serves."""
+    if trial is None:
+        return ""
+    if state.trial is None:
+        raise no_trial()
+    return state.trial.rule_of(trial.unit)
 
 
 def _time_us(state: ServerState, time: int | None) -> int | None:

@@ -1,7 +1,6 @@
 """The `/v1` routes. Each converts a body into a request to the engine, and the engine's answer into
 a response."""
 
-from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 
@@ -10,11 +9,11 @@ from fastapi import APIRouter, Depends, HTTPException, Path, Query, Response
 from fastapi.responses import JSONResponse
 
 from streamd.errors import BadEvent
-from streamd.events import MICROSECONDS, Key
+from streamd.events import Key
 from streamd.registry.journal import Move
 from streamd.registry.outcome import Refusal, Waiting, outcome_of
 from streamd.registry.registry import read_manifests
-from streamd.server.engine.conditions import POSITION, RecordToken, headers_of
+from streamd.server.engine.conditions import RecordToken, headers_of
 from streamd.server.engine.set_names import PlainKey, in_set, plain
 from streamd.server.http.completion import complete_prefix
 from streamd.server.http.fast_routes import DirectRoute
@@ -22,16 +21,22 @@ from streamd.server.http.query_names import refuse_unknown_parameters
 from streamd.server.page.status import passed_over
 from streamd.server.state import Asked, ServerState, State, require_admin_key, require_key
 from streamd.server.v1.bodies import (
-    empty_hint,
     nodes_of,
     to_explain,
     to_recommend,
     to_score,
     to_similar,
 )
+from streamd.server.v1.contents import (
+    as_of,
+    explanation_content,
+    hint_field,
+    recommendation_content,
+    scale_of,
+    score_content,
+)
 from streamd.server.v1.schema_response import schema_response
 from streamd.server.v1.schemas import (
-    AsOf,
     CompletionResponse,
     EmbeddingResponse,
     EventsRequest,
@@ -59,7 +64,6 @@ from streamd.server.v1.schemas import (
 from streamd.serving.requests import (
     Answer,
     Embedding,
-    Explain,
     Label,
     NotReady,
 )
@@ -87,7 +91,7 @@ async def score(body: ScoreRequest, state: State, asked: Asked) -> Response:
     """Score candidate destinations of a source with the version that serves now."""
     request = to_score(state, body)
     answer = await state.engine.ask(request, asked)
-    return _json(_score_content(state, request.src, answer), answer)
+    return _json(score_content(state, body, request, answer), answer)
 
 
 @direct.post("/score/batch", tags=["answers"], response_model=list[ScoreResponse])
@@ -96,7 +100,8 @@ async def score_batch(body: ScoreBatch, state: State, asked: Asked) -> Response:
     _check_batch(state, len(body.requests))
     requests = [to_score(state, one) for one in body.requests]
     answers = await state.engine.ask_all(requests, asked)
-    scored = [_score_content(state, r.src, a) for r, a in zip(requests, answers, strict=True)]
+    rows = zip(body.requests, requests, answers, strict=True)
+    scored = [score_content(state, own, r, a) for own, r, a in rows]
     return _json(scored, answers[0])
 
 
@@ -105,7 +110,7 @@ async def recommend(body: RecommendRequest, state: State, asked: Asked) -> Respo
     """The k most likely next destinations of a source, best first."""
     request = to_recommend(state, body)
     answer = await state.engine.ask(request, asked)
-    return _json(_recommendation_content(state, body, request.src, answer), answer)
+    return _json(recommendation_content(state, body, request, answer), answer)
 
 
 @direct.post("/recommend/batch", tags=["answers"], response_model=list[ScoreResponse])
@@ -115,7 +120,7 @@ async def recommend_batch(body: RecommendBatch, state: State, asked: Asked) -> R
     requests = [to_recommend(state, one) for one in body.requests]
     answers = await state.engine.ask_all(requests, asked)
     rows = zip(body.requests, requests, answers, strict=True)
-    found = [_recommendation_content(state, own, r.src, a) for own, r, a in rows]
+    found = [recommendation_content(state, own, r, a) for own, r, a in rows]
     return _json(found, answers[0])
 
 
@@ -136,8 +141,8 @@ async def similar(body: SimilarRequest, state: State, asked: Asked) -> Response:
         "node": body.node,
         "known": answer.src_known,
         "similar": [{"node": plain(key), "score": score} for key, score in found],
-        "as_of": _as_of(state, answer).model_dump(),
-        **_hint(state, request.node, answer),
+        "as_of": as_of(state, answer).model_dump(),
+        **hint_field(state, request.node, answer),
     }
     return _json(content, answer)
 
@@ -223,7 +228,7 @@ async def explain(body: ExplainRequest, state: State, asked: Asked) -> Response:
     """The parts that make up the score of one candidate."""
     request = to_explain(state, body)
     answer = await state.engine.ask(request, asked)
-    return _json(_explanation_content(state, request, answer), answer)
+    return _json(explanation_content(state, request, answer), answer)
 
 
 # Events
@@ -321,7 +326,7 @@ def models(state: State) -> ModelsResponse:
     """All stored versions in the order of their windows' ends, and the champion."""
     # The newest move names the champion, the manifests describe the versions.
     last = state.registry.shown()
-    scale = _scale(state)
+    scale = scale_of(state)
     return ModelsResponse(
         champion=last.champion if last else None,
         shadow=(last.shadow or None) if last else None,
@@ -353,8 +358,8 @@ def _embedding_response(state: ServerState, key: Key, answer: Answer) -> Embeddi
         known=answer.src_known,
         embedding=list(answer.embedding),
         memory_edge=answer.memory_edge,
-        as_of=_as_of(state, answer),
-        **_hint(state, key, answer),
+        as_of=as_of(state, answer),
+        **hint_field(state, key, answer),
     )
 
 
@@ -370,40 +375,9 @@ def _labels_response(state: ServerState, key: Key, answer: Answer) -> LabelsResp
         known=answer.src_known,
         labels=list(answer.labels),
         memory_edge=answer.memory_edge,
-        as_of=_as_of(state, answer),
-        **_hint(state, key, answer),
+        as_of=as_of(state, answer),
+        **hint_field(state, key, answer),
     )
-
-
-def _explanation_content(state: ServerState, request: Explain, answer: Answer) -> dict[str, Any]:
-    """The content of an `ExplainResponse`, as a dict for the same reason as in `_score_content`."""
-    explanation = answer.explanation
-    assert explanation is not None
-    return {
-        "src": plain(request.src),
-        "dst": plain(request.dst),
-        "edge_set": state.sets.edge_set_name(request.edge_set),
-        "known": answer.src_known,
-        "dst_known": answer.known[0],
-        "score": explanation.score,
-        "baseline": explanation.baseline,
-        "version": answer.version,
-        "position": headers_of(answer.seen)[POSITION],
-        "groups": [asdict(group) for group in explanation.groups],
-        "neighbors": [
-            {
-                "node": plain(one.node),
-                "node_set": state.sets.node_set_name(one.node),
-                "of": one.of,
-                "time": one.time_us // _scale(state),
-                "weight": one.weight,
-            }
-            for one in explanation.neighbors
-        ],
-        "weights": explanation.weights,
-        "as_of": _as_of(state, answer).model_dump(),
-        **_hint(state, request.src, answer),
-    }
 
 
 def _check_batch(state: ServerState, count: int) -> None:
@@ -434,56 +408,6 @@ def key_of_path(node: str, integer: bool) -> PlainKey:
     if abs(key) >= 2**63:
         raise HTTPException(422, f"{node} does not fit int64")
     return key
-
-
-def _scale(state: ServerState) -> int:
-    return MICROSECONDS[state.settings.stream.time_unit]
-
-
-def _as_of(state: ServerState, answer: Answer) -> AsOf:
-    scale = _scale(state)
-    until = answer.trained_until_us
-    return AsOf(
-        version=answer.version,
-        trained_until=None if until is None else until // scale,
-        last_edge=answer.edge - 1,
-        memory_edge=answer.memory_edge,
-        newest_event=answer.newest_us // scale,
-        time=answer.as_of_us // scale,
-    )
-
-
-def _hint(state: ServerState, node: Key, answer: Answer) -> dict[str, str]:
-    """The field `hint` of an answer about a node, if a key in the request has the wrong type, or
-    its time looks like one of another unit."""
-    hint = state.key_hint(node, answer) or state.time_hint(answer)
-    return {"hint": hint} if hint else {}
-
-
-def _score_content(state: ServerState, src: Key, answer: Answer) -> dict[str, Any]:
-    """The content of a `ScoreResponse` as a dict: creating and validating a hundred small pydantic
-    models takes longer than scoring them."""
-    rows = zip(answer.dst, answer.scores, answer.known, strict=True)
-    scores: list[dict[str, Any]] = [{"dst": plain(d), "score": s, "known": k} for d, s, k in rows]
-    # An answer without reasons has no such field.
-    for one, reason in zip(scores, answer.reasons, strict=False):
-        one["reason"] = reason
-    return {
-        "src": plain(src),
-        "known": answer.src_known,
-        "scores": scores,
-        "as_of": _as_of(state, answer).model_dump(),
-        **_hint(state, src, answer),
-    }
-
-
-def _recommendation_content(
-    state: ServerState, body: RecommendRequest, src: Key, answer: Answer
-) -> dict[str, Any]:
-    """As `_score_content`, with a hint if the filters of the request leave no node."""
-    content = _score_content(state, src, answer)
-    hint = "" if answer.dst or "hint" in content else empty_hint(body)
-    return content | ({"hint": hint} if hint else {})
 
 
 def _json(content: object, answer: Answer) -> Response:

@@ -5,6 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
+from streamd.server.v1.trial_unit import Trial
+from streamd.server.v1.trial_unit import TrialUnit as TrialUnit
+
 INT64 = 2**63 - 1
 """Maximum absolute value of an integer key, and maximum time."""
 NodeKey = (
@@ -42,6 +45,7 @@ class ScoreRequest(RequestBody):
         None, ge=0, le=2**62, description="query time; one not after the newest event means now"
     )
     edge_set: EdgeSetName = None
+    trial: Trial = None
 
 
 CONDITION: dict[str, Any] = {
@@ -114,6 +118,7 @@ class RecommendRequest(RequestBody):
     reasons: bool = Field(
         False, description="return the reason of each score; k is then at most 100"
     )
+    trial: Trial = None
 
 
 class SimilarRequest(RequestBody):
@@ -356,6 +361,8 @@ class ScoreResponse(BaseModel):
     scores: list[Scored]
     as_of: AsOf
     hint: Hint
+    answer: str = Field("", description="only in a trial: id of this answer")
+    arm: str = Field("", description="only in a trial: the unit's arm")
 
 
 class SimilarNode(BaseModel):

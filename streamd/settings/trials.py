@@ -1,0 +1,34 @@
+"""The settings of a trial: its arms, and the topic of its impressions."""
+
+from pydantic import Field
+
+from streamd.settings.branch import Branch
+
+CHAMPION = "champion"
+RULES = ("rule", "popularity")
+ARMS = (CHAMPION, *RULES)
+"""The names that an arm may have: who answers its requests."""
+
+
+class TrialSettings(Branch):
+    """The trial that runs, if its name is set."""
+
+    # Its name is part of each unit's hash.
+    name: str = Field(
+        "",
+        pattern=r"^([a-z0-9][a-z0-9-]{0,62})?$",
+        description="name of the trial that runs; another name assigns all units again; empty: "
+        "none",
+    )
+    # Mappings of YAML, or JSON in a variable.
+    arms: dict[str, float] = Field(
+        {},
+        description="arm -> share of the units: champion, and rule or popularity or both; the "
+        "shares add up to 1",
+    )
+    # Nothing else may use it.
+    topic: str = Field(
+        "",
+        pattern=r"^([a-zA-Z0-9._-]{1,249})?$",
+        description="topic for the trial's impressions",
+    )
