@@ -46,7 +46,7 @@ class Inference(Protocol):
     def embed(
         self, memory: Memory, updated_PD: Array, around: Neighborhood
     ) -> tuple[Array, Array, Array]:
-        """The embeddings of a neighbourhood's U roots, and their vectors as sources and as
+        """The embeddings of a neighborhood's U roots, and their vectors as sources and as
         destinations, of which a pair is scored: float32[U, D] each, of `widths`. updated_PD: of the
         same memory."""
         ...
@@ -76,7 +76,7 @@ class Inference(Protocol):
     def neighbor_weights(
         self, memory: Memory, updated_PD: Array, around: Neighborhood
     ) -> tuple[Float32, ...]:
-        """Attention weights of the U roots' neighbours, float32[U, K]: of the first hop, or for
+        """Attention weights of the U roots' neighbors, float32[U, K]: of the first hop, or for
         each window of time. An empty tuple for a model without attention."""
         ...
 

@@ -137,7 +137,7 @@ class NumpyModel:
     ) -> tuple[Float32, Float32, Float32]:
         assert self._graph is not None
         graph = self._graph
-        z_UD = self._embedded(memory, updated_PD, around)
+        z_UD = self._embed(memory, updated_PD, around)
         src_UD, dst_UD = graph.head_src(z_UD), graph.head_dst(z_UD)
         if self._match is None:
             return z_UD, src_UD, dst_UD
@@ -207,7 +207,7 @@ class NumpyModel:
     def labels(self, memory: Memory, updated_PD: Float32, rows: LabelRows, set_U: Int64) -> Float32:
         parts = [self._fact_stats(rows.facts_UF)]
         if self._graph is not None:
-            parts.insert(0, self._embedded(memory, updated_PD, rows.around))
+            parts.insert(0, self._embed(memory, updated_PD, rows.around))
         inputs_UI = np.concatenate(parts, 1)
 
         # The head of a node's set predicts its label.
@@ -218,8 +218,8 @@ class NumpyModel:
                 out_UT[own] = head(inputs_UI[own], rows.history_UT[own])
         return out_UT
 
-    def _embedded(self, memory: Memory, updated_PD: Float32, around: Neighborhood) -> Float32:
-        """Embeddings of a neighbourhood's roots: float32[U, D]."""
+    def _embed(self, memory: Memory, updated_PD: Float32, around: Neighborhood) -> Float32:
+        """Embeddings of a neighborhood's roots: float32[U, D]."""
         assert self._graph is not None
         h_MD = self._states(memory, updated_PD, around)
         hop = around.hops[0]
@@ -287,21 +287,21 @@ class _GraphPart:
     def layer(self, h_MD: Float32, hop: Hop, roots: slice, edges_UKF: Float32) -> Float32:
         """Embeddings of some roots of a hop. h_MD: states of all nodes; edges_UKF: standardised
         features of these roots' edges."""
-        own_UD, entry_UKE = self._seen(h_MD, hop, roots, edges_UKF)
+        own_UD, entry_UKE = self._layer_inputs(h_MD, hop, roots, edges_UKF)
         z_UD = self._attention(own_UD, entry_UKE, hop.mask_UK[roots])
         z_UD += self._skip(own_UD)
         return z_UD
 
     def weights(self, h_MD: Float32, hop: Hop, roots: slice, edges_UKF: Float32) -> Float32:
         """Attention weights, averaged over heads: float32[U, K]. Arguments as of `layer`."""
-        seen = self._seen(h_MD, hop, roots, edges_UKF)
+        seen = self._layer_inputs(h_MD, hop, roots, edges_UKF)
         mean_UK: Float32 = self._attention.weights(*seen, hop.mask_UK[roots]).mean(1)
         return mean_UK
 
-    def _seen(
+    def _layer_inputs(
         self, h_MD: Float32, hop: Hop, roots: slice, edges_UKF: Float32
     ) -> tuple[Float32, Float32]:
-        """The layer's inputs: states of roots, float32[U, D], and entries of their neighbours,
+        """The layer's inputs: states of roots, float32[U, D], and entries of their neighbors,
         float32[U, K, E]."""
         parts = [h_MD[hop.neighbor_UK[roots]], edges_UKF, self._time(hop.ago_UK[roots])]
         return h_MD[hop.root_U[roots]], np.concatenate(parts, 2)

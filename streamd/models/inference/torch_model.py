@@ -56,7 +56,7 @@ class TorchModel:
 
     @torch.no_grad()
     def logits(self, facts_RF: Float32, src_RD: Array, dst_RD: Array) -> Float32:
-        facts = self._sent(facts_RF)
+        facts = self._put(facts_RF)
         out = self.model.pair_logits(facts)
         if self.model.has_graph:
             out = out + self._residual(facts, src_RD, dst_RD)
@@ -65,12 +65,12 @@ class TorchModel:
 
     @torch.no_grad()
     def pair_logits(self, facts_RF: Float32) -> Float32:
-        logits_R: Float32 = on_host(self.model.pair_logits(self._sent(facts_RF)))
+        logits_R: Float32 = on_host(self.model.pair_logits(self._put(facts_RF)))
         return logits_R
 
     @torch.no_grad()
     def residual(self, facts_RF: Float32, src_RD: Array, dst_RD: Array) -> Float32:
-        added_R: Float32 = on_host(self._residual(self._sent(facts_RF), src_RD, dst_RD))
+        added_R: Float32 = on_host(self._residual(self._put(facts_RF), src_RD, dst_RD))
         return added_R
 
     def forget_rate(self) -> None:
@@ -95,11 +95,11 @@ class TorchModel:
         assert head is not None
         inputs = LabelInputs(
             self._to_device(_inputs_around(rows.around)),
-            self._sent(np.arange(len(set_U))),
+            self._put(np.arange(len(set_U))),
             set_U,
-            self._sent(rows.facts_UF),
-            self._sent(rows.history_UT),
-            self._sent(np.zeros_like(rows.history_UT)),
+            self._put(rows.facts_UF),
+            self._put(rows.history_UT),
+            self._put(np.zeros_like(rows.history_UT)),
         )
         out_UT = self.model.labels(inputs, self._states(memory, updated_PD, inputs.around))
         predicted: Float32 = on_host(head.predictions(out_UT, set_U))
@@ -112,7 +112,7 @@ class TorchModel:
         """States of nodes with pending messages applied, float32[M, D]."""
         return memory.gather(inputs.node_M, as_tensor(updated_PD))
 
-    def _sent(self, array: Int64 | Float32) -> Tensor:
+    def _put(self, array: Int64 | Float32) -> Tensor:
         return torch.from_numpy(array).to(self.model.device)
 
     def _to_device(self, inputs: LinkInputs) -> LinkInputs:
@@ -124,6 +124,6 @@ class TorchModel:
 
 
 def _inputs_around(around: Neighborhood) -> LinkInputs:
-    """A neighbourhood as inputs of a model, without events."""
+    """A neighborhood as inputs of a model, without events."""
     none = np.zeros((0, 1), np.int64)
     return link_inputs(none[:, 0], np.zeros((0, 1, 1), np.float32), none[:, 0], none, around)
