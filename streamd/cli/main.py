@@ -78,8 +78,8 @@ def run(
         str | None, typer.Option(help="Name of a further server on the same directory, as serve-2.")
     ] = None,
 ) -> None:
-    """Run the daemon until a signal: ingest, train and serve, and the archive if other machines
-    follow the log."""
+    """Run the daemon until a signal: ingest, train and serve; the archive if other machines follow
+    the log, and the scoring of events if there is a topic for scores."""
     from streamd.daemon.run_role import BEGIN_AGAIN, run_role
     from streamd.daemon.supervisor import Supervisor
     from streamd.processes import PYTHON, torchrun_rank
