@@ -16,7 +16,9 @@ FOLLOW = "follow"
 """The role of a replica that writes the log from the leader's changelog."""
 SCORE = "score"
 """The role that writes a score of each event to a topic."""
-ALL_ROLES = (*ROLES, ARCHIVE, FOLLOW, SCORE)
+TRIAL = "trial"
+"""The role that joins impressions and outcomes of a trial."""
+ALL_ROLES = (*ROLES, ARCHIVE, FOLLOW, SCORE, TRIAL)
 REPLICA_ROLES = (FOLLOW, "serve")
 BACKUP = "backup"
 """Name of the folder of `streamd backup`, which is no role."""
@@ -45,14 +47,17 @@ NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 """Names that are safe as folders and as metric labels."""
 
 
-def roles_of(name: str, store: str, member: str, score_topic: str = "") -> tuple[str, ...]:
-    """The roles of `streamd run` for the settings `log.name`, `log.store`, `log.member` and
-    `server.score_topic`; a standby has the roles of a leader."""
+def roles_of(
+    name: str, store: str, member: str, score_topic: str = "", trial: str = ""
+) -> tuple[str, ...]:
+    """The roles of `streamd run` for the settings `log.name`, `log.store`, `log.member`,
+    `server.score_topic` and `trials.name`; a standby has the roles of a leader."""
     if member == "replica":
         return REPLICA_ROLES
     archive = (ARCHIVE,) if name and store else ()
     score = (SCORE,) if score_topic else ()
-    return (*ROLES, *archive, *score)
+    joins = (TRIAL,) if trial else ()
+    return (*ROLES, *archive, *score, *joins)
 
 
 def server_names(workers: int) -> tuple[str, ...]:
@@ -99,7 +104,7 @@ def check_name(role: str, name: str) -> None:
             f"{name!r} is not a valid name of a server.",
             "use at most 32 of a-z, 0-9 and -, beginning with a letter or digit, such as serve-2.",
         )
-    others = ("ingest", "train", ARCHIVE, FOLLOW, SCORE, BACKUP, COMPACT, HANDOVER)
+    others = ("ingest", "train", ARCHIVE, FOLLOW, SCORE, TRIAL, BACKUP, COMPACT, HANDOVER)
     if name in others or name.startswith(RANK):
         raise SettingsError(
             f"A server cannot be called {name!r}: that is another part's name.", "call it serve-2."

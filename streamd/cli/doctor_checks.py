@@ -17,8 +17,9 @@ import numpy as np
 from streamd.cli import doctor_log
 from streamd.errors import StreamdError
 from streamd.processes import num_cpus, torchrun_rank
-from streamd.roles import ARCHIVE, FOLLOW, RANK, SCORE, roles_of
+from streamd.roles import ARCHIVE, FOLLOW, RANK, SCORE, TRIAL
 from streamd.settings.loading import Settings, check_access, has_keys
+from streamd.settings.paths import roles_here
 from streamd.settings.sources import REGISTRY_FORMATS
 from streamd.telemetry.heartbeat import STALLED_SECONDS, UNSEEN_SECONDS, read_beats
 
@@ -120,6 +121,15 @@ def _score_topic(settings: Settings) -> str:
 
     check_topic(settings)
     return look_at_score_topic(settings.kafka, topic)
+
+
+def _trial_topic(settings: Settings) -> str:
+    """Check the topic of the trial, if one is set."""
+    if not settings.trials.name:
+        return "no trial is set"
+    from streamd.scoring.topic import look_at_score_topic
+
+    return look_at_score_topic(settings.kafka, settings.trials.topic)
 
 
 def _schema_registry(settings: Settings) -> str:
@@ -274,10 +284,10 @@ def _ports(settings: Settings) -> str:
         "train": ("telemetry.train_port", own.train_port),
         ARCHIVE: ("telemetry.archive_port", own.archive_port),
         SCORE: ("telemetry.score_port", own.score_port),
+        TRIAL: ("telemetry.trial_port", own.trial_port),
     }
-    log = settings.log
     results = []
-    for role in roles_of(log.name, log.store, log.member, settings.server.score_topic):
+    for role in roles_here(settings):
         name, port = listening[role]
         if not port:
             continue
@@ -446,6 +456,7 @@ CHECKS: dict[str, Callable[[Settings], str]] = {
     "broker": _broker,
     "changelog": _changelog,
     "score topic": _score_topic,
+    "trial topic": _trial_topic,
     "schema registry": _schema_registry,
     "data directory": _data_directory,
     "store": _store,

@@ -144,8 +144,8 @@ def _wait_for_deletes(
 
 def copies_elsewhere(settings: Settings) -> str:
     """Name the copies of events that streamd does not manage; the operator must erase those."""
-    others = settings.ingest.dead_letter_topic, settings.server.score_topic
-    topics = [*settings.kafka.topics, *filter(None, others)]
+    own = settings.ingest.dead_letter_topic, settings.server.score_topic, settings.trials.topic
+    topics = [*settings.kafka.topics, *filter(None, own)]
     return (
         f"Not searched: records in Kafka ({', '.join(topics)}), which their retention "
         "removes; backups and snapshots elsewhere; other machines' directories, where the same "

@@ -17,8 +17,8 @@ takes some of them."""
 def ask_health(settings: Settings, role: str, path: str) -> tuple[bool, str]:
     """Ask a role on this machine whether it is well, on the port in the settings.
 
-    Args: role: ingest, train, serve, archive, follow or score; path: /livez or /readyz, which only
-    the server has.
+    Args: role: ingest, train, serve, archive, follow, score or trial; path: /livez or /readyz,
+    which only the server has.
     Returns: whether it answers 200, and its reason.
     Raises: SettingsError if the role is unknown, has no port in the settings or lacks the path.
     """
@@ -30,6 +30,7 @@ def ask_health(settings: Settings, role: str, path: str) -> tuple[bool, str]:
         "archive": settings.telemetry.archive_port,
         "follow": settings.telemetry.ingest_port,
         "score": settings.telemetry.score_port,
+        "trial": settings.telemetry.trial_port,
     }
     if role not in ports:
         raise SettingsError(f"There is no role {role!r}; roles are {', '.join(ports)}.")

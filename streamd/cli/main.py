@@ -45,6 +45,7 @@ from streamd.cli.store import backup, restore, verify
 from streamd.cli.table_output import join_help_lines, print_table
 from streamd.cli.tfgnn import tfgnn_app
 from streamd.cli.tguf import tguf_app
+from streamd.cli.trial_report import trials_app
 from streamd.errors import SettingsError, StreamdError
 from streamd.settings.loading import check_access, effective, load_settings
 from streamd.settings.notation import as_written
@@ -61,6 +62,7 @@ app.add_typer(changelog_app, name="changelog")
 app.add_typer(letters_app, name="deadletter")
 app.add_typer(models_app, name="models")
 app.add_typer(sources_app, name="sources")
+app.add_typer(trials_app, name="trials")
 
 
 app.command()(init)
@@ -72,7 +74,7 @@ def run(
     data_dir: DataOption = None,
     role: Annotated[
         str | None,
-        typer.Option(help="Run only ingest, train, serve, archive, follow or score."),
+        typer.Option(help="Run only ingest, train, serve, archive, follow, score or trial."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of a further server on the same directory, as serve-2.")
@@ -289,7 +291,10 @@ def _print_check(name: str, result: Text, seen: str) -> None:
 @app.command()
 def health(
     role: Annotated[
-        str, typer.Option(help="The role to ask: ingest, train, serve, archive, follow or score.")
+        str,
+        typer.Option(
+            help="The role to ask: ingest, train, serve, archive, follow, score or trial."
+        ),
     ] = "serve",
     ready: Annotated[
         bool, typer.Option("--ready", help="Ask whether it can answer now (serve only).")

@@ -46,6 +46,7 @@ from streamd.roles import (
     ARCHIVE,
     FOLLOW,
     SCORE,
+    TRIAL,
     rank_names,
 )
 from streamd.settings.loading import Settings
@@ -154,6 +155,8 @@ def _run(
         _run_train(settings, stop, rank)
     elif role == SCORE:
         _run_score(settings, stop)
+    elif role == TRIAL:
+        _run_trial(settings, stop)
     elif role == ARCHIVE:
         run_archive(settings, stop)
     elif role == FOLLOW:
@@ -214,13 +217,22 @@ def _run_score(settings: Settings, stop: threading.Event) -> None:
     from streamd.gpu import choose_device
     from streamd.scoring.role import run_score
 
-    # Of the members of one log only the one that leads scores.
-    def leads() -> bool:
-        return not settings.log.name or leads_here(settings.data_dir)
-
     if lock_name(settings.data_dir, SCORE, stop) is not None:
         prepare = partial(make_kernels_ready, choose_device(settings.server.device))
-        run_score(settings, prepare, leads, stop)
+        run_score(settings, prepare, partial(_leads, settings), stop)
+
+
+def _leads(settings: Settings) -> bool:
+    """Whether this machine leads: of the members of one log only one scores, and joins."""
+    return not settings.log.name or leads_here(settings.data_dir)
+
+
+def _run_trial(settings: Settings, stop: threading.Event) -> None:
+    """Join impressions and outcomes of the trial until `stop`. Raises: SettingsError."""
+    from streamd.trials.trial_role import run_trial
+
+    if lock_name(settings.data_dir, TRIAL, stop) is not None:
+        run_trial(settings, partial(_leads, settings), stop)
 
 
 def _run_train(settings: Settings, stop: threading.Event, rank: TorchrunRank) -> None:

@@ -19,9 +19,9 @@ from streamd.daemon.heartbeat_watch import HeartbeatWatch
 from streamd.daemon.reload import RELOADED, is_terminal, read_again
 from streamd.errors import SettingsError
 from streamd.processes import PYTHON, SUPERVISED_BY
-from streamd.roles import ALL_ROLES, roles_of, server_names
+from streamd.roles import ALL_ROLES, server_names
 from streamd.settings.loading import Settings, as_environment
-from streamd.settings.paths import Paths
+from streamd.settings.paths import Paths, roles_here
 from streamd.telemetry.heartbeat import STALLED_SECONDS
 
 logger = structlog.get_logger()
@@ -74,8 +74,7 @@ class Supervisor:
     ) -> None:
         """roles: None for those of the settings. read: reads the settings again at SIGHUP; without
         it the signal changes nothing."""
-        log = settings.log
-        asked_for = roles_of(log.name, log.store, log.member, settings.server.score_topic)
+        asked_for = roles_here(settings)
         roles = asked_for if roles is None else roles
         self._settings = settings
         self._read = read or (lambda: settings)

@@ -10,7 +10,6 @@ from streamd.decode.decoder import Decoder, make_decoder
 from streamd.decode.time_units import number_in, other_unit
 from streamd.events import Key
 from streamd.registry import Registry
-from streamd.roles import roles_of
 from streamd.schema import Schema
 from streamd.scoring.topic import KafkaSink
 from streamd.server.engine.conditions import Conditions, read_conditions
@@ -27,6 +26,7 @@ from streamd.server.v2.statistics import InferenceStatistics
 from streamd.serving.requests import Answer
 from streamd.serving.serving_settings import ServingSettings
 from streamd.settings.loading import Settings, schema_of, with_schema
+from streamd.settings.paths import roles_here
 from streamd.telemetry import metrics
 from streamd.telemetry.api_keys import ApiKeys, key_of
 from streamd.telemetry.heartbeat import STALLED_SECONDS, Heartbeat, held_times, refusals
@@ -63,8 +63,7 @@ class ServerState:
         prepare: as in `Engine`."""
         # The roles of this machine, and the schema of the settings until the log's own is known.
         self.settings = settings
-        log = settings.log
-        roles = roles_of(log.name, log.store, log.member, settings.server.score_topic)
+        roles = roles_here(settings)
         schema = schema_of(settings)
         self._other_roles = [role for role in roles if role != "serve"]
 

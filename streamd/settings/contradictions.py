@@ -160,6 +160,18 @@ def _check_trial(trial: TrialSettings) -> Iterator[Contradiction]:
         yield Contradiction(at, f"the shares add up to {sum(trial.arms.values()):g}, not 1")
 
 
+def check_trial_edges(
+    trial: TrialSettings, edge_sets: Mapping[str, SetSettings]
+) -> Iterator[Contradiction]:
+    """Check that the outcomes of a trial belong to a declared set."""
+    name = trial.edge_set
+    if trial.name and name is not None and name not in edge_sets:
+        yield Contradiction(
+            ("trials", "edge_set"),
+            f"{name} is not in graph.edge_sets{nearest_of(name, list(edge_sets))}",
+        )
+
+
 def _check_trial_topic(s: Settings) -> Iterator[Contradiction]:
     """Check that a trial has a topic, which nothing else uses."""
     if not s.trials.name:

@@ -20,6 +20,7 @@ from streamd.settings.contradictions import (
     check_branches,
     check_sources,
     check_topics,
+    check_trial_edges,
     check_widths,
 )
 from streamd.settings.log import HoldSettings, LeaderSettings, LogSettings, without_secrets
@@ -167,6 +168,7 @@ def _checked_together(s: Settings, origin: Mapping[str, str], mistakes: Mistakes
         s = _add_implied(s, origin)
         add_all(check_topics(s))
         add_all(check_sources(s.sources, node_sets(s), edge_sets(s), schema_of(s)))
+        add_all(check_trial_edges(s.trials, edge_sets(s)))
     add_all(check_branches(s))
     return s
 

@@ -1,9 +1,9 @@
-"""The directories that a role reads and writes."""
+"""The roles of a machine, and the directories that a role reads and writes."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from streamd.roles import RANK, folder_of
+from streamd.roles import RANK, folder_of, roles_of
 from streamd.settings.tree import Settings
 
 
@@ -34,3 +34,10 @@ class Paths:
     def folder(self) -> Path:
         """The role's own folder, which may not exist yet: retention lease, facts, heartbeat."""
         return folder_of(self.learned, self.role)
+
+
+def roles_here(settings: Settings) -> tuple[str, ...]:
+    """The roles of `streamd run` under these settings."""
+    log = settings.log
+    trial = settings.trials.name
+    return roles_of(log.name, log.store, log.member, settings.server.score_topic, trial)

@@ -105,6 +105,7 @@ class TelemetrySettings(Branch):
     train_port: Natural = Field(9102, le=65535, description="metrics port of train; 0 for none")
     archive_port: Natural = Field(9099, le=65535, description="metrics port of archive; 0 for none")
     score_port: Natural = Field(9097, le=65535, description="metrics port of score; 0 for none")
+    trial_port: Natural = Field(9096, le=65535, description="metrics port of trial; 0 for none")
     serve_port: Natural = Field(
         9103,
         le=65500,

@@ -30,5 +30,17 @@ class TrialSettings(Branch):
     topic: str = Field(
         "",
         pattern=r"^([a-zA-Z0-9._-]{1,249})?$",
-        description="topic for the trial's impressions",
+        description="topic for the trial's impressions, and for outcomes that a program sends",
+    )
+    # Both are part of the figures' meaning, so they cannot change while the trial runs.
+    horizon_seconds: int = Field(
+        86_400,
+        ge=1,
+        le=31_536_000,
+        description="event time after an answer in which an outcome counts",
+    )
+    edge_set: str | None = Field(
+        None,
+        description="edge set with edges that are outcomes; if not set, only records in the topic "
+        "are",
     )

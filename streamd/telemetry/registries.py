@@ -9,6 +9,7 @@ SERVE = CollectorRegistry()
 ARCHIVE = CollectorRegistry()
 FOLLOW = CollectorRegistry()
 SCORE = CollectorRegistry()
+TRIAL = CollectorRegistry()
 MODEL = CollectorRegistry()
 """Metrics of both roles that run a model: train and serve."""
 MEMBER = CollectorRegistry()
@@ -20,6 +21,7 @@ OWNED = {
     "archive": (ARCHIVE,),
     "follow": (FOLLOW, MEMBER),
     "score": (SCORE,),
+    "trial": (TRIAL,),
 }
 """Registries of each role. A metric without a registry of its own is in `REGISTRY`, which every
 role exports."""

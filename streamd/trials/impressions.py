@@ -1,4 +1,4 @@
-"""Impressions: the records of a trial's topic, one for each answer in the trial.
+"""The records of a trial's topic: an impression for each answer in the trial, and outcomes.
 
 `docs/trials.md` lists the fields for consumers.
 """
@@ -36,6 +36,15 @@ class Impression(msgspec.Struct, frozen=True, kw_only=True, tag="impression"):
     def key(self) -> bytes:
         """The key of the Kafka record: the unit."""
         return self.unit.encode()
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
+    """An outcome that a program sends to the trial's topic. answer: id of the answer. value: 1 for
+    any. time: of the outcome, in `stream.time_unit`."""
+
+    answer: str
+    time: int
+    value: float = 1.0
 
 
 def plain_keys(keys: tuple[Key, ...]) -> list[str | int]:

@@ -55,7 +55,7 @@ def test_a_field_that_kubernetes_does_not_know_is_noticed(documents, kind, name)
 def test_two_pods_may_lead_and_the_others_follow(documents):
     leader, replica = pod_of(documents, "StatefulSet", "streamd"), pod_of(documents, "Deployment", "streamd-replica")
     assert [c["name"] for c in leader["containers"]] == ["ingest", "train", "archive"]
-    assert {c["args"][-1] for c in leader["containers"] + replica["containers"]} == set(ALL_ROLES) - {"score"}, "events are scored where the settings name a topic"
+    assert {c["args"][-1] for c in leader["containers"] + replica["containers"]} == set(ALL_ROLES) - {"score", "trial"}, "these run where the settings name a topic"
     assert [c["name"] for c in replica["containers"]] == ["follow", "serve"]
     assert {settings_of(documents, c).log.member for c in leader["containers"]} == {"standby"}
     assert {settings_of(documents, c).log.member for c in replica["containers"]} == {"replica"}

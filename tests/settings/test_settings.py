@@ -52,7 +52,8 @@ def each_is_a_line(text):
     ("trials: {name: a, topic: t, arms: {champion: 1, rule: 0}}", {}, r"above 0 and below 1, not 1"),
     ("trials: {name: a, topic: t, arms: {rule: .5, popularity: .5}}", {}, r"compares the champion"),
     ("trials: {name: a, topic: t, arms: {champion: 1}}", {}, r"compares the champion"), ("trials: {name: a b, topic: t}", {}, r"trials\.name"),
-    ("trials: {name: a, arms: {champion: .5, rule: .5}}", {}, r"needs a topic"), ("trials: {topic: t}", {}, r"no effect without trials\.name"),
+    ("trials: {name: a, arms: {champion: .5, rule: .5}}", {}, r"needs a topic"), ("trials: {name: a, topic: t, arms: {champion: .5, rule: .5}, edge_set: buys}", {}, r"trials\.edge_set .*buys is not in graph\.edge_sets"),
+    ("trials: {topic: t}", {}, r"no effect without trials\.name"),
     ("trials: {name: a, topic: events, arms: {champion: .5, rule: .5}}", {}, r"events is in kafka\.topics"),
     ("{trials: {name: a, topic: t, arms: {champion: .5, rule: .5}}, server: {score_topic: t}}", {}, r"t is server\.score_topic too"),
     ("", {"STREAMD_SERVER__PORT": "http"}, "server.port"), ("kafka: {client: {group_id: x}}", {}, "group_id")])
