@@ -81,7 +81,8 @@ def run(
     ] = None,
 ) -> None:
     """Run the daemon until a signal: ingest, train and serve; the archive if other machines follow
-    the log, and the scoring of events if there is a topic for scores."""
+    the log, the scoring of events if there is a topic for scores, and the figures of a trial if
+    one is set."""
     from streamd.daemon.run_role import BEGIN_AGAIN, run_role
     from streamd.daemon.supervisor import Supervisor
     from streamd.processes import PYTHON, torchrun_rank

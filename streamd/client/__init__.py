@@ -26,6 +26,8 @@ from streamd.client.answers import (
     ShortReason,
     SimilarNode,
     SimilarResponse,
+    TrialArm,
+    TrialResponse,
     TrialUnit,
 )
 from streamd.client.clients import AsyncClient, Client
@@ -81,6 +83,8 @@ __all__ = [
     "SimilarNode",
     "SimilarResponse",
     "TooOld",
+    "TrialArm",
+    "TrialResponse",
     "TrialUnit",
     "TryAgain",
 ]

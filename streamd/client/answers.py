@@ -301,6 +301,33 @@ class ModelsResponse(_Answer, frozen=True):
     passed_over: dict[str, str]
 
 
+class TrialArm(_Answer, frozen=True, kw_only=True):
+    """The figures of an arm, over the answers that are older than the horizon. difference: of the
+    value a unit from the champion's, None for the champion and while it is too early. radius: half
+    the width of its interval."""
+
+    arm: str
+    share: float
+    units: int
+    takers: int
+    answers: int
+    pending: int
+    outcomes: int
+    value: float
+    difference: float | None
+    radius: float | None
+
+
+class TrialResponse(_Answer, frozen=True):
+    """The figures of the trial that runs. mismatch: whether the numbers of units contradict the
+    shares. uncounted: reason -> records and events that do not count."""
+
+    trial: str
+    mismatch: bool
+    arms: list[TrialArm]
+    uncounted: dict[str, int]
+
+
 class Moved(_Answer, frozen=True):
     """The state of the versions' journal after a promotion or a rollback."""
 

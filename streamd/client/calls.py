@@ -26,6 +26,7 @@ from streamd.client.answers import (
     ScoreRequest,
     ScoreResponse,
     SimilarResponse,
+    TrialResponse,
     TrialUnit,
 )
 
@@ -245,6 +246,11 @@ def schema() -> Call[SchemaResponse]:
 def models() -> Call[ModelsResponse]:
     """The versions in the registry, the one that serves, and the scores of each."""
     return Call(method="GET", path="/v1/models", answer=ModelsResponse)
+
+
+def trials() -> Call[TrialResponse]:
+    """The figures of the trial that runs; `NotFound` without one."""
+    return Call(method="GET", path="/v1/trials", answer=TrialResponse)
 
 
 def promote(version: str, why: str) -> Call[Moved | MoveRequested]:

@@ -23,7 +23,7 @@ from streamd.ingest.dead_letters.writer import LetterWriter
 from streamd.ingest.event_log import Log
 from streamd.ingest.first_times import FirstTimes
 from streamd.ingest.kafka.broker_wait import BrokerWait
-from streamd.ingest.kafka.consumer import KafkaSource, OutOfRange
+from streamd.ingest.kafka.consumer import KafkaSource, OffsetsLost
 from streamd.ingest.kafka.lag import report_lag, unread
 from streamd.ingest.kafka.offset_commits import PublishedOffsets
 from streamd.ingest.kafka.safe_records import portions, value_sizes
@@ -236,7 +236,7 @@ class IngestLoop:
         # 2. Poll, unless records wait for their schemas.
         try:
             polled = self._held or source.poll(self._poll_timeout(), MAX_COMMIT_EVENTS)
-        except OutOfRange:
+        except OffsetsLost:
             logger.warning("offset_out_of_range", meaning="positions are compared with Kafka")
             return False
         except KafkaError as error:

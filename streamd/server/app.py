@@ -12,7 +12,7 @@ from streamd.server import operator_routes
 from streamd.server.http.middleware import Envelope
 from streamd.server.http.problems import add_handlers
 from streamd.server.state import ServerState
-from streamd.server.v1 import erase_routes
+from streamd.server.v1 import erase_routes, trial_routes
 from streamd.server.v1.openapi import describe
 from streamd.server.v1.routes import direct, router
 from streamd.server.v2 import inference, triton
@@ -59,6 +59,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.include_router(direct)
     app.include_router(router)
     app.include_router(erase_routes.router)
+    app.include_router(trial_routes.router)
     app.mount("/static", StaticFiles(directory=operator_routes.STATIC), name="static")
     for routes in (inference.router, triton.router, inference.model, inference.asking):
         app.include_router(routes)

@@ -19,7 +19,7 @@ from streamd.clock import Clock, SystemClock
 from streamd.errors import CorruptionError, ManifestError, SettingsError, StreamdError
 from streamd.eventlog.journal.changelog_position import durable_position
 from streamd.eventlog.journal.journal import journal_files
-from streamd.eventlog.upkeep.holds import Compacted, read_compacted
+from streamd.eventlog.upkeep.holds import CompactionDone, read_compacted
 from streamd.roles import folder_of
 from streamd.settings.loading import Settings
 from streamd.storage import DISK, Disk, write_durably
@@ -298,7 +298,7 @@ class Archive:
             )
         self._report_waiting_compaction()
 
-    def _left_by_trainer(self, compaction: Compacted) -> list[str]:
+    def _left_by_trainer(self, compaction: CompactionDone) -> list[str]:
         """The trainer's objects in the store that may contain data removed by a compaction, in
         words; the trainer removes them. Raises: StoreError."""
         stored = {Path(name).stem for name in self._store.sizes(VERSIONS)}
@@ -310,7 +310,7 @@ class Archive:
         ]
         return [f"version {name}" for name in sorted(gone)] + sorted(old)
 
-    def _trim(self, compaction: Compacted | None) -> None:
+    def _trim(self, compaction: CompactionDone | None) -> None:
         """Delete the changelog's first records, up to the manifest that new followers may have
         taken; after a compaction, up to the manifest that was written since. Raises: KafkaError."""
         if self._changelog is None:
@@ -348,7 +348,7 @@ class Archive:
         later = [one.offset for one in self._written.values() if one.offset is not None]
         return None if oldest is None else min([oldest, *later])
 
-    def _offset_after_compaction(self, compaction: Compacted) -> int | None:
+    def _offset_after_compaction(self, compaction: CompactionDone) -> int | None:
         """The newest manifest's offset, if a compaction lets all records before it go; else
         None."""
         newest = self._newest
@@ -366,7 +366,7 @@ class Archive:
                 written[name] = _Written(old.created_at, old.changelog_offset)
         return written
 
-    def _compaction_to_forget(self) -> Compacted | None:
+    def _compaction_to_forget(self) -> CompactionDone | None:
         """The newest compaction, if store or changelog may still contain its deleted data."""
         done = read_compacted(self._data_dir)
         return done if done is not None and done.seq > read_forgotten(self._data_dir) else None

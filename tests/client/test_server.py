@@ -24,7 +24,7 @@ from streamd.client import (
     answers,
     calls,
 )
-from streamd.server.v1 import erase_routes, schemas
+from streamd.server.v1 import erase_routes, schemas, trial_routes
 from streamd.serving.requests import NotReady
 from tests.builders import settings
 from tests.server.recorded import TGN, make_log, publish
@@ -184,7 +184,7 @@ def struct_types():
 @pytest.mark.parametrize("name", struct_types())
 def test_types_are_those_of_the_servers_schemas(name):
     """The same fields, of the same JSON types, in the same places."""
-    ours, theirs = struct_types()[name], getattr(erase_routes if hasattr(erase_routes, name) else schemas, name)
+    ours, theirs = struct_types()[name], next(getattr(module, name) for module in (erase_routes, trial_routes, schemas) if hasattr(module, name))
     assert [f.name for f in msgspec.structs.fields(ours)] == list(theirs.model_fields)
     mine = msgspec.json.schema(ours)["$defs"][name]["properties"]
     want = theirs.model_json_schema()["properties"]
@@ -222,7 +222,7 @@ def test_every_route_of_v1_has_a_call(world):
     asked = {(c.method, c.path.partition("?")[0].replace("x-1", "{version}").replace("a-node", "{node}").replace("a-request", "{request}")) for c in (
         calls.score(1, [2]), calls.score_batch([]), calls.recommend(1), calls.recommend_batch([]), calls.similar(1), calls.explain(1, 2), calls.embedding("a-node"),
         calls.embeddings([]), calls.labels("a-node"), calls.labels_of([]), calls.events([]), calls.schema(), calls.models(), calls.promote("x-1", ""),
-        calls.rollback(""), calls.move_outcome("a-request"), calls.nodes(), calls.erase([1]), calls.erasure("a-request"))}
+        calls.rollback(""), calls.move_outcome("a-request"), calls.nodes(), calls.erase([1]), calls.erasure("a-request"), calls.trials())}
     assert asked == routes
 
 

@@ -169,7 +169,7 @@ def test_records_of_a_topic_made_anew_are_not_taken_for_those_of_the_old_one(sou
     source, made = source
     made[0].fails, made[0]._cluster = False, SimpleNamespace(topic_id={"t": topic_id}.get)
     source._topics = Topics("c", {"t": str(uuid.UUID(int=1))}, (TopicPartition("t", 0),))
-    with pytest.raises(consumer.OutOfRange) if is_remade else nullcontext():
+    with pytest.raises(consumer.OffsetsLost) if is_remade else nullcontext():
         source.poll(0.1, 10)
 
 

@@ -3,13 +3,18 @@
 import json
 import time
 
+import msgspec
 import pytest
 from kafka import TopicPartition
 
 from streamd.demo.standin import StandIn
 from streamd.ingest.kafka.client import make_consumer
 from streamd.models.rule import POPULARITY
+from streamd.roles import TRIAL, make_folder
 from streamd.trials.arms import Arms
+from streamd.trials.impressions import Impression
+from streamd.trials.trial_role import state_path
+from streamd.trials.trial_state import Definition, TrialState
 from tests.builders import HOUR, stream, write_log
 from tests.server.world import SCHEMA, World, wait
 
@@ -48,18 +53,19 @@ def unit_of(arm):
     return next(f"user:{i}" for i in range(1000) if arms.arm_of(f"user:{i}") == arm)
 
 
-def impressions(world, number):
-    """The records of the topic, once there are so many."""
+def impressions(world, wanted):
+    """The records of the topic by their answers, once it has the wanted ones."""
     consumer = make_consumer(world.settings.kafka)
     parts = [TopicPartition("shown", i) for i in range(4)]
     consumer.assign(parts)
     consumer.seek_to_beginning(*parts)
-    found, deadline = [], time.monotonic() + 20
-    while len(found) < number:
-        assert time.monotonic() < deadline, f"{len(found)} of {number}"
-        found += [json.loads(r.value) | {"key": r.key} for rs in consumer.poll(timeout_ms=200).values() for r in rs]
+    found, deadline = {}, time.monotonic() + 60
+    while not wanted <= found.keys():
+        assert time.monotonic() < deadline, wanted - found.keys()
+        new = [json.loads(r.value) | {"key": r.key} for rs in consumer.poll(timeout_ms=200).values() for r in rs]
+        found |= {one["answer"]: one for one in new}
     consumer.close()
-    return {one["answer"]: one for one in found}
+    return found
 
 
 def test_each_arm_answers_as_its_model_does_and_the_topic_has_what_was_shown(worlds):
@@ -86,7 +92,7 @@ def test_each_arm_answers_as_its_model_does_and_the_topic_has_what_was_shown(wor
     assert scored["rule"] != scored[POPULARITY] != scored["champion"]
     assert max(scored[POPULARITY]) <= 0, "logarithms of shares"
 
-    found = impressions(world, 9)
+    found = impressions(world, answers.keys())
     for number, (_, arm, answer) in answers.items():
         shown = found[number]
         best = sorted(answer["scores"], key=lambda s: -s["score"])
@@ -118,7 +124,6 @@ def test_a_unit_is_refused_without_a_trial_and_a_request_needs_none(worlds):
 def test_answers_come_while_the_topic_is_away_and_their_impressions_later(worlds, monkeypatch):
     world, _ = worlds
     sender = world.state.trial.sender
-    before = len(impressions(world, 0))
     down = True
     open_sink = sender._open_sink
 
@@ -129,8 +134,31 @@ def test_answers_come_while_the_topic_is_away_and_their_impressions_later(worlds
             raise KafkaError("The broker is away.")
         return open_sink()
 
+    first = post(world, "/v1/recommend", {"src": "n:5", "trial": {"unit": "user:0"}})["answer"]
+    assert impressions(world, {first})
     monkeypatch.setattr(sender, "_open_sink", opened)
     sender._sink.abandon()
     asked = [post(world, "/v1/recommend", {"src": "n:5", "trial": {"unit": f"user:{i}"}})["answer"] for i in range(20)]
     down = False
-    assert {*asked} <= impressions(world, before + 20).keys()
+    assert len({*asked}) == 20 and impressions(world, {*asked})
+
+
+def test_the_figures_of_the_running_trial(worlds):
+    world, plain = worlds
+    assert "no trial runs" in plain.client.get("/v1/trials").json()["detail"]
+    assert world.client.get("/v1/trials").status_code == 404, "nothing has joined yet"
+    make_folder(world.path, TRIAL)
+    definition = Definition(name="ranking", shares=ARMS, horizon_seconds=10, edge_set=None)
+    state = TrialState(state_path(world.path, "ranking"), definition, 1)
+    records = [Impression(answer=f"a{i}", trial="ranking", arm=arm, unit=f"u{i}", version="v", src="a", dst=["b"], edge_set="default", edge=0, time_us=1)
+               for i, arm in enumerate(["champion"] * 150 + ["rule"] * 120 + ["popularity"] * 90)]
+    outcomes = [{"type": "outcome", "answer": one.answer, "time": 2, "value": 1 + i % 3} for i, one in enumerate(records[:200]) if i % 2]
+    state.take_records(map(msgspec.json.encode, [*records, *outcomes, {}]), {0: 1}, 10)
+    state.close_before(10**12)
+    answer = world.client.get("/v1/trials").json()
+    assert answer["trial"] == "ranking" and not answer["mismatch"] and answer["uncounted"] == {"malformed": 1}
+    assert [(a["arm"], a["units"], a["answers"], a["outcomes"]) for a in answer["arms"]] == [
+        ("champion", 150, 150, 75), ("popularity", 90, 90, 0), ("rule", 120, 120, 25)]
+    # Too few outcomes in one arm, and none of its own in the champion.
+    assert [a["difference"] is None for a in answer["arms"]] == [True, True, False] and answer["arms"][2]["radius"] > 0
+    state.close()

@@ -162,7 +162,7 @@ def asked_to_compact(data_dir: Path) -> int | None:
         return None
 
 
-class Compacted(msgspec.Struct, frozen=True):
+class CompactionDone(msgspec.Struct, frozen=True):
     """The newest completed compaction.
 
     seq: the log's newest commit at its end: from then on the files have none of the removed data.
@@ -180,16 +180,16 @@ def compact_done(data_dir: Path, seq: int | None = None) -> None:
     folder = data_dir / REQUEST_FOLDER
     request = asked_to_compact(data_dir)
     if request is not None and seq is not None:
-        done = Compacted(seq, request, time.time())
+        done = CompactionDone(seq, request, time.time())
         write_durably(folder / COMPACTED, msgspec.json.encode(done))
     (folder / COMPACT_REQUEST).unlink(missing_ok=True)
 
 
-def read_compacted(data_dir: Path) -> Compacted | None:
+def read_compacted(data_dir: Path) -> CompactionDone | None:
     """Read the newest completed compaction, None if there is none. Raises: CorruptionError."""
     path = data_dir / REQUEST_FOLDER / COMPACTED
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Compacted)
+        return msgspec.json.decode(path.read_bytes(), type=CompactionDone)
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:

@@ -41,7 +41,7 @@ LOOK_BACK = 8
 AGAIN = "none is needed: ingest retries."
 
 
-class OutOfRange(Exception):
+class OffsetsLost(Exception):
     """Kafka no longer has the offset to be read next, or a topic was created again. `begin` then
     determines the loss."""
 
@@ -285,7 +285,7 @@ class KafkaSource:
     def poll(self, timeout_seconds: float, max_records: int) -> dict[int, Sequence[Any]]:
         """Poll for records, by number of partition.
 
-        Raises: OutOfRange if Kafka lost the next records or a topic was created again; KafkaError
+        Raises: OffsetsLost if Kafka lost the next records or a topic was created again; KafkaError
         while no broker answers.
         """
         try:
@@ -296,15 +296,15 @@ class KafkaSource:
                 tp: int(self._consumer.position(tp, ANSWER_MS)) for tp in self.partitions
             }
         except OffsetOutOfRangeError:
-            raise OutOfRange from None
+            raise OffsetsLost from None
         except LogTruncationError as error:
             self._truncated.update(error.divergent_offsets)
-            raise OutOfRange from None
+            raise OffsetsLost from None
         except Exception as error:  # noqa: BLE001 - after any error the client may be broken
             self._replace_client()
             raise SilentBrokerError(f"The broker does not answer: {error!r}.", AGAIN) from error
         if _has_new_topic(self._consumer, self._topics):
-            raise OutOfRange
+            raise OffsetsLost
         # By the epoch of the last record the broker can detect that its log differs.
         self._epochs.update(
             {tp: records[-1].leader_epoch for tp, records in polled.items() if records}
