@@ -61,7 +61,7 @@ screenshots: $(VENV)/.dev
 # The status page in each of its states, for eyes to look at.
 states: $(VENV)/.dev
 	mkdir -p build/states
-	PICTURES=build/states $(BIN)/python -m pytest tests/server/test_page_states.py
+	PICTURES=build/states $(BIN)/python -m pytest -m 'slow or not slow' tests/server/test_page_states.py
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 3600

@@ -133,8 +133,13 @@ STATES = [(well, "", "good"), (no_data, f"Kafka {BROKER} has no topic events", "
           (refused, "2,204 of 3,000 records refused: user_id is missing", "bad")]
 
 
-@pytest.mark.parametrize("shape", SIZES)
-@pytest.mark.parametrize(("state", "line", "colour"), STATES, ids=[state.__name__ for state, _, _ in STATES])
+SHAPES = [
+    pytest.param(*case, shape, id=f"{case[0].__name__}-{shape}", marks=pytest.mark.slow if shape == "phone" and case[0] not in (well, kafka_dead) else ())
+    for case in STATES for shape in SIZES]
+"""Every state on a desktop, and two of them on a phone; `make states` takes them all."""
+
+
+@pytest.mark.parametrize(("state", "line", "colour", "shape"), SHAPES)
 def test_each_state_has_its_line_and_its_colour(browser, small, empty, monkeypatch, tmp_path, state, line, colour, shape):  # noqa: F811
     served = empty if state is no_data else small
     monkeypatch.setattr(served.world.state.page._trend, "refusals", None)

@@ -150,10 +150,12 @@ def test_steps_of_the_past_alone_leave_the_updater_as_it_was(log, on):
     assert steps[0] == steps[1] and len(set(steps[0])) > 1
 
 
-def test_deletes_that_leave_no_message_leave_a_step_to_learn(log, on):
+def test_deletes_that_leave_no_message_leave_a_step_to_learn(tmp_path, on):
     """A chunk of one event, both of whose ends are deleted right after it."""
+    write_log(tmp_path, *stream(120), Schema(2, 0, 0), watermark=100 * HOUR)
+
     def losses(replays):
-        learner, _ = learned(log, "tgn", on, replays, model__memory_chunk=1, training__learning_rate=1e-5)
+        learner, _ = learned(tmp_path, "tgn", on, replays, model__memory_chunk=1, training__learning_rate=1e-5)
         edges = learner._edges
         both = np.unique([edges[0].src_E, edges[0].dst_E])
         gone = NodeDeletes(node=both, edge=np.array([edges[1].first_edge] * len(both)))
