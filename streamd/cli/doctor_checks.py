@@ -112,15 +112,15 @@ def _changelog(settings: Settings) -> str:
 
 
 def _score_topic(settings: Settings) -> str:
-    """Check the topic that receives scores of events, if one is set."""
-    topic = settings.server.score_topic
-    if not topic:
+    """Check the topics that receive scores of events and alarms, if they are set."""
+    topics = [t for t in (settings.server.score_topic, settings.server.alarm_topic) if t]
+    if not topics:
         return "none is set"
     from streamd.scoring.role import check_topic
     from streamd.scoring.topic import look_at_score_topic
 
     check_topic(settings)
-    return look_at_score_topic(settings.kafka, topic)
+    return "; ".join(look_at_score_topic(settings.kafka, topic) for topic in topics)
 
 
 def _trial_topic(settings: Settings) -> str:

@@ -144,7 +144,13 @@ def _wait_for_deletes(
 
 def copies_elsewhere(settings: Settings) -> str:
     """Name the copies of events that streamd does not manage; the operator must erase those."""
-    own = settings.ingest.dead_letter_topic, settings.server.score_topic, settings.trials.topic
+    server = settings.server
+    own = (
+        settings.ingest.dead_letter_topic,
+        server.score_topic,
+        server.alarm_topic,
+        settings.trials.topic,
+    )
     topics = [*settings.kafka.topics, *filter(None, own)]
     return (
         f"Not searched: records in Kafka ({', '.join(topics)}), which their retention "

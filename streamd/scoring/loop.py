@@ -13,6 +13,7 @@ from streamd.errors import KafkaError
 from streamd.eventlog.reader import LogReader
 from streamd.events import split_key
 from streamd.registry import Registry
+from streamd.scoring.alarms import Alarms
 from streamd.scoring.arrivals import Arrivals
 from streamd.scoring.outbox import Outbox, Sink
 from streamd.scoring.position import ScoredPosition
@@ -20,7 +21,7 @@ from streamd.scoring.record import ScoreRecord
 from streamd.scoring.scorer import Scorer
 from streamd.serving.serving_settings import ServingSettings
 from streamd.settings.loading import ServerSettings
-from streamd.telemetry import metrics, replica_metrics
+from streamd.telemetry import replica_metrics, score_metrics
 from streamd.telemetry.heartbeat import Heartbeat
 
 logger = structlog.get_logger()
@@ -96,6 +97,7 @@ class ScoreLoop:
         self._max_age = server.score_max_age_seconds
         self._outbox = Outbox(open_sink, self._written, self._skipped)
         self._place = ScoredPosition(settings.paths.log)
+        self._alarms = Alarms(settings.paths.log, server)
         replica_metrics.stray_records.labels(SCORES)
 
         # Whether this machine scores, and times of the last checks in monotonic seconds.
@@ -121,6 +123,7 @@ class ScoreLoop:
         finally:
             end = time.monotonic() + CLOSE_SECONDS
             self._outbox.close(lambda: time.monotonic() < end)
+            self._alarms.store()
 
     # The start
 
@@ -131,6 +134,8 @@ class ScoreLoop:
             self._beat.touch("waiting for the log")
             if stop.wait(0.1):
                 return None
+
+        self._alarms.begin(log.num_edges)
 
         # Without the lead, stay MAX_BACKLOG events back, to resume for the machine that leads.
         start = max(log.first_edge, log.num_edges - MAX_BACKLOG)
@@ -148,7 +153,7 @@ class ScoreLoop:
             log,
             self._skipped,
             start,
-            (self._outbox,),
+            (self._outbox, self._alarms),
         )
         while scorer.rebuild():
             self._beat.touch("rebuilding", edges=scorer.position)
@@ -216,7 +221,7 @@ class ScoreLoop:
         if self._leading:
             self._pass_late(scorer, arrivals, now)
             if self._outbox.room:
-                scored = scorer.step(self._outbox.room)
+                scored = [self._alarms.rate(one) for one in scorer.step(self._outbox.room)]
                 num_scored = len(scored)
                 at = [arrivals.at(one.record.event) for one in scored]
                 self._outbox.add(scored, at)
@@ -286,6 +291,7 @@ class ScoreLoop:
         written = self._outbox.complete_before(scorer.position)
         if self._leading:
             self._place.write(written)
+            self._alarms.store(now)
         if self._leading and written < scorer.reached:
             return
         self._kept_at = now
@@ -295,18 +301,18 @@ class ScoreLoop:
 
     def _written(self, visible_at: float) -> None:
         self.num_written += 1
-        metrics.scores_written.inc()
-        metrics.score_seconds.observe(time.monotonic() - visible_at)
+        score_metrics.scores_written.inc()
+        score_metrics.score_seconds.observe(time.monotonic() - visible_at)
 
     def _skipped(self, reason: str, number: int) -> None:
         self.num_skipped[reason] += number
-        metrics.scores_skipped.labels(reason).inc(number)
+        score_metrics.scores_skipped.labels(reason).inc(number)
 
     def _report(self, scorer: Scorer) -> None:
         behind = scorer.view.log.num_edges - scorer.position
-        metrics.score_behind.set(behind if self._leading else 0)
-        metrics.score_waiting.set(len(self._outbox))
-        metrics.score_topic_away.set(self._outbox.is_away)
+        score_metrics.score_behind.set(behind if self._leading else 0)
+        score_metrics.score_waiting.set(len(self._outbox))
+        score_metrics.score_topic_away.set(self._outbox.is_away)
         self._beat.touch(
             "scoring" if self._leading else "following",
             edge=scorer.position,

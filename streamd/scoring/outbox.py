@@ -34,8 +34,9 @@ class Receipt(Protocol):
 class Sink(Protocol):
     """Accepts records, in order. It may block for seconds, not for minutes."""
 
-    def send(self, key: bytes, value: bytes) -> Receipt:
-        """Send a record. Raises: KafkaError."""
+    def send(self, key: bytes, value: bytes, alarm: bytes | None = None) -> Receipt:
+        """Send a score, and its alarm to the other topic, None for none; both have one receipt.
+        Raises: KafkaError."""
         ...
 
     def abandon(self) -> None:
@@ -203,7 +204,7 @@ class Outbox:
                     self._sink = self._open_sink()
                 record = one.scored.record
                 value = record.encode(self._waiting[0].scored.record.event)
-                one.receipt = self._sink.send(record.key(), value)
+                one.receipt = self._sink.send(record.key(), value, one.scored.alarm)
         except KafkaError as error:
             self._failed(now, error)
 

@@ -22,7 +22,7 @@ class ScoreRecord:
     known: whether the destination had been a destination before. score: logit of the event's own
     destination. rank: of it among itself and `candidates` others, 1 is best. scored_at: wall clock,
     seconds. complete_before: every event with a lower id, since scoring started, is in the topic or
-    was skipped.
+    was skipped. surprise, p_value: as in `Rarity`; None in records of older releases.
     """
 
     event: int
@@ -38,6 +38,8 @@ class ScoreRecord:
     candidates: int
     scored_at: float
     complete_before: int = 0
+    surprise: float | None = None
+    p_value: float | None = None
     schema: int = SCHEMA
 
     def key(self) -> bytes:

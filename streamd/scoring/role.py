@@ -32,10 +32,12 @@ def check_topic(settings: Settings) -> None:
     taken = {*settings.kafka.topics, settings.ingest.dead_letter_topic}
     if settings.log.name:
         taken |= {changelog_topic(settings.log.name), models_topic(settings.log.name)}
-    if topic in taken:
-        raise SettingsError(
-            f"The topic {topic!r} is used for something else.", "set server.score_topic to another."
-        )
+    for name, used in (("score_topic", topic), ("alarm_topic", settings.server.alarm_topic)):
+        if used in taken:
+            raise SettingsError(
+                f"The topic {used!r} is used for something else.", f"set server.{name} to another."
+            )
+        taken.add(used)
 
 
 def run_score(
@@ -66,7 +68,7 @@ def run_score(
         Registry.of(settings),
         beat,
         leads,
-        lambda: KafkaSink(settings.kafka, topic),
+        lambda: KafkaSink(settings.kafka, topic, settings.server.alarm_topic),
         lambda: read_end(settings.kafka, topic),
     )
     try:

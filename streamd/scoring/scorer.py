@@ -15,6 +15,7 @@ from streamd.events import Bools, Float32, Int64, split_key
 from streamd.graph.negatives import NUM_SCORED, SCORED_SEED, Pools
 from streamd.graph.ranking import among_candidates, is_candidate, ranks
 from streamd.registry import Registry
+from streamd.scoring.rarity import surprise
 from streamd.scoring.record import ScoreRecord
 from streamd.scoring.scoring_graph import ScoringGraph
 from streamd.serving.champion import read_champion
@@ -36,11 +37,18 @@ CHUNKS_AT_ONCE = 20
 
 
 class Scored(NamedTuple):
-    """An event's record, and its node ids, by which deletes find it."""
+    """An event's record, and its node ids, by which deletes find it.
+
+    surprise: as in `rarity`. facts_F: float32[F], of the pair before the event. alarm: the encoded
+    alarm, None for none.
+    """
 
     record: ScoreRecord
     src: int
     dst: int
+    surprise: float
+    facts_F: Float32
+    alarm: bytes | None = None
 
 
 class Batch(NamedTuple):
@@ -278,13 +286,20 @@ class Scorer:
             self._say_not_finite(batch.asked_A[~fine])
         self._count("not_finite", ~fine)
         is_candidate_AC = is_candidate(batch.candidates_AC)
-        rank_A = ranks(among_candidates(score_AC, is_candidate_AC))
+        ranked_AC = among_candidates(score_AC, is_candidate_AC)
+        rank_A = ranks(ranked_AC)
         num_others_A = is_candidate_AC.sum(1) - 1
         return [
-            self._record(
-                batch, int(i), float(score_AC[i, 0]), float(rank_A[i]), int(num_others_A[i])
+            Scored(
+                self._record(
+                    batch, i, float(score_AC[i, 0]), float(rank_A[i]), int(num_others_A[i])
+                ),
+                int(batch.src_A[i]),
+                int(batch.candidates_AC[i, 0]),
+                surprise(ranked_AC[i]),
+                batch.facts_ACF[i, 0],
             )
-            for i in np.flatnonzero(fine)
+            for i in np.flatnonzero(fine).tolist()
         ]
 
     def _scores(self, served: LoadedVersion, batch: Batch) -> Float32:
@@ -319,7 +334,9 @@ class Scorer:
             meaning="such events get no score, the others do; logged once for each version",
         )
 
-    def _record(self, batch: Batch, i: int, score: float, rank: float, num_others: int) -> Scored:
+    def _record(
+        self, batch: Batch, i: int, score: float, rank: float, num_others: int
+    ) -> ScoreRecord:
         log = self.view.log
         served = self._served
         assert served is not None
@@ -328,7 +345,7 @@ class Scorer:
         src_key, dst_key = log.keys[src], log.keys[dst]
         assert src_key is not None and dst_key is not None, "deleted nodes hide their events"
         at = np.array([event])
-        record = ScoreRecord(
+        return ScoreRecord(
             event=event,
             src=split_key(src_key)[1],
             dst=split_key(dst_key)[1],
@@ -342,7 +359,6 @@ class Scorer:
             candidates=num_others,
             scored_at=time.time(),
         )
-        return Scored(record, src, dst)
 
     def _count(self, reason: str, which: Bools) -> None:
         if number := int(which.sum()):

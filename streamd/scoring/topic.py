@@ -2,6 +2,7 @@
 position at which to resume."""
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 from kafka import TopicPartition
@@ -33,35 +34,43 @@ READ_SECONDS = 5.0
 
 
 class SentReceipt:
-    def __init__(self, future: Any) -> None:
-        self._future = future
+    def __init__(self, futures: Sequence[Any]) -> None:
+        self._futures = futures
 
     def is_written(self) -> bool:
-        if not self._future.is_done:
-            return False
-        if self._future.failed():
-            raise _not_taken(self._future.exception)
+        for future in self._futures:
+            if not future.is_done:
+                return False
+            if future.failed():
+                raise _not_taken(future.exception)
         return True
 
 
 class KafkaSink:
-    """A producer of the topic. Owner: the outbox."""
+    """A producer of the topic, and of the one for alarms. Owner: the outbox."""
 
-    def __init__(self, kafka: KafkaSettings, topic: str) -> None:
+    def __init__(self, kafka: KafkaSettings, topic: str, alarm_topic: str = "") -> None:
         """Raises: KafkaError if no broker answers, SettingsError."""
         self._topic = topic
+        self._alarm_topic = alarm_topic
         self._producer = make_producer(kafka, FIXED, **OWN)
         # Ask for the topic's brokers at once, so that no record waits for that.
         try:
-            self._producer.partitions_for(topic)
+            for name in filter(None, (topic, alarm_topic)):
+                self._producer.partitions_for(name)
         except ClientError as error:
             self.abandon()
             raise _not_taken(error) from None
 
-    def send(self, key: bytes, value: bytes) -> Receipt:
-        """Send a record. Raises: KafkaError."""
+    def send(self, key: bytes, value: bytes, alarm: bytes | None = None) -> Receipt:
+        """Send a score, and its alarm if it has one. Raises: KafkaError."""
+        records = [(self._topic, value)]
+        if alarm is not None:
+            records.append((self._alarm_topic, alarm))
         try:
-            return SentReceipt(self._producer.send(self._topic, value, key, list(HEADERS)))
+            return SentReceipt(
+                [self._producer.send(topic, one, key, list(HEADERS)) for topic, one in records]
+            )
         except ClientError as error:
             raise _not_taken(error) from None
 

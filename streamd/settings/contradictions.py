@@ -57,6 +57,12 @@ def check_branches(s: Settings) -> Iterator[Contradiction]:
             "server.tls_cert_file and server.tls_key_file belong together",
             "set both, or neither.",
         )
+    if s.server.alarm_topic and not s.server.score_topic:
+        yield Contradiction(
+            ("server", "alarm_topic"),
+            "alarms come from the role that scores events",
+            "set server.score_topic too.",
+        )
     if s.server.workers > 1 and not s.server.port:
         yield Contradiction(
             ("server", "workers"),

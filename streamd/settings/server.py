@@ -87,6 +87,20 @@ class ServerSettings(Branch):
         le=3600,
         description="an event that has been visible for longer is counted instead of scored",
     )
+    alarm_topic: str = Field(
+        "",
+        pattern=r"^([a-zA-Z0-9._-]{1,249})?$",
+        description="topic for an alarm of each rare event, with server.score_topic; empty: none",
+    )
+    alarms_per_day: float = Field(
+        10.0, gt=0, description="wanted number of alarms a day of event time, before repeats"
+    )
+    alarm_quiet_seconds: float = Field(
+        3600,
+        ge=0,
+        description="event time after an alarm in which its source raises none; such events are "
+        "counted in its next alarm",
+    )
 
 
 class TelemetrySettings(Branch):

@@ -1,5 +1,5 @@
 """Every metric that streamd exports, in the registry of the role that measures it. Metrics of a
-replicated log are in `replica_metrics.py`.
+replicated log are in `replica_metrics.py`, those of the scoring role in `score_metrics.py`.
 
 `docs/metrics.md` lists them by role; a test compares the two.
 """
@@ -11,13 +11,13 @@ from importlib.metadata import version
 from prometheus_client import Counter, Histogram
 
 import streamd.telemetry.replica_metrics  # noqa: F401 - every role exports those of its registry
+import streamd.telemetry.score_metrics  # noqa: F401 - the same
 from streamd import __version__
 from streamd.telemetry.gauge import Gauge
 from streamd.telemetry.registries import (
     ARCHIVE,
     INGEST,
     MODEL,
-    SCORE,
     SERVE,
     TRAIN,
 )
@@ -389,28 +389,6 @@ compaction_waits_since = Gauge(
     "data, else 0",
     registry=ARCHIVE,
 )
-# Of the scoring role: scores in the topic, and skipped events.
-scores_written = Counter(
-    "streamd_scores_written", "Scores that the score topic acknowledged", registry=SCORE
-)
-scores_skipped = Counter(
-    "streamd_scores_skipped", "Events without a score, by reason", ["reason"], registry=SCORE
-)
-score_seconds = Histogram(
-    "streamd_score_seconds",
-    "Seconds from the commit that made an event visible until its score was acknowledged",
-    buckets=FRESH,
-    registry=SCORE,
-)
-score_behind = Gauge(
-    "streamd_score_behind_events", "Visible events that are not scored yet", registry=SCORE
-)
-score_waiting = Gauge(
-    "streamd_score_waiting_records", "Scores that the topic has not acknowledged", registry=SCORE
-)
-score_topic_away = Gauge(
-    "streamd_score_topic_away", "1 while the score topic is unavailable, else 0", registry=SCORE
-)
 # Of trainer and server: graph and device.
 rebuild_ratio = Gauge(
     "streamd_rebuild_ratio",
@@ -479,10 +457,6 @@ begin_at_zero(schema_requests, ("found", "unknown", "refused", "failed"))
 begin_at_zero(windows, ("learned", "unscored", "left_out"))
 begin_at_zero(gate_verdicts, ("proven", "worse"))
 begin_at_zero(versions, ("true", "false"))
-begin_at_zero(
-    scores_skipped,
-    ("no_version", "behind", "broker", "old", "deleted", "no_candidates", "not_finite"),
-)
 begin_at_zero(archive_rounds, ("stored", "failed"))
 
 

@@ -18,7 +18,7 @@ from streamd.ingest.dead_letters.sinks import REASONS
 from streamd.models.architectures import ARCHITECTURES, COMMON
 from streamd.models.inference.stored_weights import OLD_NUM_FACTS
 from streamd.settings.loading import ModelSettings, leaves, load_settings
-from streamd.telemetry import metrics, replica_metrics, trial_metrics
+from streamd.telemetry import metrics, replica_metrics, score_metrics, trial_metrics
 
 ROOT = Path(__file__).parents[2]
 DOCS = {p.name: p.read_text() for p in (ROOT / "docs").glob("*.md")}
@@ -97,7 +97,7 @@ def test_every_metric_is_documented_under_the_roles_that_export_it():
                 suffix = "_total" if family.type == "counter" else ""
                 have.setdefault(family.name + suffix, set()).add(role)
     assert told == {name: {"every role"} if roles == set(metrics.OWNED) else roles for name, roles in have.items()}
-    made = [m for module in (metrics, replica_metrics, trial_metrics) for m in vars(module).values()
+    made = [m for module in (metrics, replica_metrics, score_metrics, trial_metrics) for m in vars(module).values()
             if isinstance(m, prometheus_client.metrics.MetricWrapperBase)]
     assert len(made) == len(have)
 

@@ -63,7 +63,7 @@ REST = {
     "server.api_keys_file": FILE, "server.admin_keys": ["b" * 20], "server.admin_keys_file": FILE, "server.tls_cert_file": FILE,
     "server.tls_key_file": FILE, "server.max_candidates": 9, "server.max_queue": 9, "server.max_batch": 3, "server.deadline_seconds": 2,
     "server.max_connections": 9, "server.max_connections_per_address": 5, "server.idle_seconds": 9, "server.drain_seconds": 1,
-    "server.score_topic": "scores", "server.score_max_age_seconds": 9, "trials.name": "ranking",
+    "server.score_topic": "scores", "server.score_max_age_seconds": 9, "server.alarm_topic": "alarms", "server.alarms_per_day": 3, "server.alarm_quiet_seconds": 60, "trials.name": "ranking",
     "trials.arms": {"champion": 0.5, "rule": 0.5}, "trials.topic": "shown", "trials.horizon_seconds": 60, "trials.edge_set": "views", "telemetry.trial_port": 0, "telemetry.log_level": "debug", "telemetry.log_format": "json",
     "telemetry.access_log": True, "telemetry.ingest_port": 0, "telemetry.train_port": 0, "telemetry.archive_port": 0,
     "telemetry.score_port": 0, "telemetry.serve_port": 0, "telemetry.score_slo_seconds": 1,

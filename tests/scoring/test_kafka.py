@@ -8,11 +8,13 @@ import time
 import uuid
 from pathlib import Path
 
+import numpy as np
 import pytest
 from kafka import KafkaConsumer, KafkaProducer
 
 from streamd.cli.doctor_checks import run_check
 from streamd.errors import SettingsError
+from streamd.graph.facts.columns import NUM_FACTS
 from streamd.scoring.outbox import Outbox
 from streamd.scoring.record import ScoreRecord, decode
 from streamd.scoring.role import check_topic
@@ -31,7 +33,7 @@ CONSUMER = Path(__file__).parents[2] / "docs" / "examples" / "clients" / "scores
 def scored(event, src="a"):
     record = ScoreRecord(event=event, src=src, dst="b", edge_set="default", time_us=event, version="v", memory_event=0, known=True,
                          score=1.0, rank=1.0, candidates=100, scored_at=0.0)
-    return Scored(record, 0, 1)
+    return Scored(record, 0, 1, 0.1, np.zeros(NUM_FACTS, np.float32))
 
 
 def written(kafka, topic):
@@ -130,6 +132,20 @@ def test_what_a_stopped_broker_did_not_take_is_not_sent_once_a_delete_took_it_ba
     wait(lambda: outbox.step(time.monotonic(), -1.0) or not len(outbox), "the others are written")
     outbox.close(lambda: True)
     assert {r.event for _, _, r in written(kafka, topic)} == {0, *range(1, 300, 2)}
+
+
+def test_an_alarm_is_in_its_own_topic_and_its_score_waits_for_it(kafka):
+    scores, alarms = (f"{kind}-{uuid.uuid4().hex}" for kind in ("scores", "alarms"))
+    kafka.create_topic(scores, 1)
+    kafka.create_topic(alarms, 1)
+    sink = KafkaSink(settings("unused", kafka__bootstrap_servers=kafka.bootstrap_servers).kafka, scores, alarms)
+    receipts = [sink.send(b"a", scored(i).record.encode(0), b'{"event": 1}' if i == 1 else None) for i in range(3)]
+    wait(lambda: all(r.is_written() for r in receipts), "all are written")
+    sink.abandon()
+    assert [r.event for _, _, r in written(kafka, scores)] == [0, 1, 2]
+    consumer = KafkaConsumer(alarms, bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest", consumer_timeout_ms=1000)
+    assert [(r.key, r.value) for r in consumer] == [(b"a", b'{"event": 1}')]
+    consumer.close()
 
 
 def test_the_doctor_looks_at_the_topic(kafka, tmp_path):

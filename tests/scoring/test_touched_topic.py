@@ -96,7 +96,7 @@ class LateSink:
     def __init__(self):
         self.sent, self.written = [], set()
 
-    def send(self, key, value):
+    def send(self, key, value, alarm):
         record = decode(value)
         self.sent.append(record)
         return LateReceipt(self, record.event)

@@ -1,6 +1,7 @@
 """A scoring role on a log that tests grow and train, with a topic in memory."""
 
 import dataclasses
+import json
 import time
 
 import numpy as np
@@ -24,7 +25,7 @@ class Topic:
     """A topic of two partitions. away: it takes nothing. held: what is sent is not acknowledged before `release`."""
 
     def __init__(self):
-        self.partitions = [[], []]
+        self.partitions, self.alarms = [[], []], []
         self.away = self.held = False
         self.unsent = []
         self.num_sinks = 0
@@ -77,9 +78,11 @@ class Sink:
     def __init__(self, topic):
         self.topic, self.open = topic, True
 
-    def send(self, key, value):
+    def send(self, key, value, alarm):
         if self.topic.away:
             raise KafkaError("The topic did not take a record.", "wait.")
+        if alarm is not None:
+            self.topic.alarms.append(json.loads(alarm))
         if self.topic.held:
             self.topic.unsent.append((self, key, value))
         else:
