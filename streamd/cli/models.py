@@ -22,13 +22,19 @@ models_app = typer.Typer(
 
 @models_app.command("list")
 def models_list(config: ConfigOption = None, data_dir: DataOption = None) -> None:
-    """List the versions kept, oldest first, and mark champion, shadow and versions without
-    memory."""
-    from streamd.registry.registry import read_manifests
+    """List the versions kept, oldest first, and mark champion, shadow and versions without memory.
 
+    MRR: over the windows that the version scored as champion, before they were learned.
+    """
+    from streamd.registry.registry import read_manifests
+    from streamd.windows.history import HistoryReader
+    from streamd.windows.version_scores import version_scores
+
+    settings = settings_of(config, data_dir)
     registry = _registry(config, data_dir)
     last = registry.shown()
-    table = Table("version", "learned until (UTC)", "loss", "MRR", "role", box=None)
+    scores = version_scores(HistoryReader(settings.data_dir).refresh())
+    table = Table("version", "learned until (UTC)", "loss", "windows", "MRR", "role", box=None)
     # Champion and shadow come from the last move; manifests do not contain them.
     for m in read_manifests(registry):
         mark = (
@@ -40,11 +46,12 @@ def models_list(config: ConfigOption = None, data_dir: DataOption = None) -> Non
             if registry.is_servable(m)
             else "without memory"
         )
-        # A new version has no scores yet.
-        live = m.scores.get("live")
-        mrr = score_text(live["mrr"], 4) if live and "mrr" in live else "-"
+        # The newest version has scored no window yet.
+        of_it = scores.get(m.name)
+        mrr = score_text(of_it.mrr, 4) if of_it else "-"
+        num = f"{of_it.num_windows:,}" if of_it else "0"
         until = utc(m.window_end_us)[:16].replace("T", " ")
-        table.add_row(m.name, until, f"{m.loss:.4f}", mrr, mark)
+        table.add_row(m.name, until, f"{m.loss:.4f}", num, mrr, mark)
     print_table(out, table)
 
 

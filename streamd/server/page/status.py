@@ -27,7 +27,7 @@ from streamd.server.page.window_rows import edge_sets, window_row
 from streamd.settings.loading import LogSettings
 from streamd.telemetry.heartbeat import Beat, read_beat, read_beats
 from streamd.windows.history import HistoryReader
-from streamd.windows.means import measure_of, rules_of
+from streamd.windows.version_scores import VersionScores, version_scores
 
 REMOVED_SECONDS = 3600.0
 """A role or server that the settings do not name counts as removed once its loop has not turned for
@@ -228,11 +228,12 @@ class StatusPage:
         # Moves are read before versions: a version is written before the move that names it.
         moves, num_moves = self._registry.journal.recent()
         last = self._registry.shown()
+        scores = version_scores(self._history.records)
         return {
             "num_moves": num_moves,
             "champion": last and last.champion,
             "shadow": last and last.shadow,
-            "versions": [self._version(m) for m in read_manifests(self._registry)][::-1],
+            "versions": [self._version(m, scores) for m in read_manifests(self._registry)][::-1],
             "passed_over": passed_over(self._registry),
             "moves": [
                 {
@@ -246,22 +247,21 @@ class StatusPage:
             ][::-1],
         }
 
-    def _version(self, m: Manifest) -> dict[str, Any]:
-        # The best rule over the version's last window, by the measure that model and rules share.
-        measure = measure_of(m.scores)
-        by_rule = {name: m.scores[name][measure] for name in rules_of(m.scores)}
-        rule_name = max(by_rule, key=lambda name: by_rule[name], default=None)
+    def _version(self, m: Manifest, scores: Mapping[str, VersionScores]) -> dict[str, Any]:
+        """A version, with its scores over the windows that it scored; null before the first."""
+        # The manifest has the scores of the version before it.
+        of_it = scores.get(m.name)
         return {
             "name": m.name,
             "window_start_us": m.window_start_us,
             "trained_until_us": m.window_end_us,
             "servable": self._registry.is_servable(m),
-            "mrr": m.scores.get("live", {}).get(measure),
-            "compared_by": measure,
-            "rule_name": rule_name,
-            "rule": by_rule.get(rule_name) if rule_name else None,
-            "nightly": m.scores.get("nightly", {}).get(measure),
-            "hits10": m.scores.get("live", {}).get("hits10"),
+            "num_windows": of_it.num_windows if of_it else 0,
+            "mrr": of_it and of_it.mrr,
+            "compared_by": of_it and of_it.measure,
+            "rule_name": of_it and of_it.rule_name,
+            "rule": of_it and of_it.rule,
+            "hits10": of_it and of_it.hits10,
             "parent": m.parent,
             "loss": m.loss,
         }
