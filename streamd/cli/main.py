@@ -23,6 +23,7 @@ from streamd.cli.backtest import GridCommand, backtest
 from streamd.cli.changelog import changelog_app
 from streamd.cli.deadletter import letters_app
 from streamd.cli.erase import erase
+from streamd.cli.export_command import export
 from streamd.cli.import_ import import_
 from streamd.cli.init import init
 from streamd.cli.lead import lead
@@ -156,6 +157,7 @@ def demo(
 
 app.command()(produce)
 app.command()(sql)
+app.command()(export)
 app.command(cls=GridCommand)(backtest)
 app.command("import")(import_)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from streamd.cli.options import err
 from streamd.clock import utc
+from streamd.errors import StoreError
 from streamd.eventlog.upkeep.holds import read_compacted
 from streamd.eventlog.upkeep.snapshot_leases import read_leases
 from streamd.events import Key
@@ -15,9 +16,11 @@ from streamd.number_texts import count_noun, times
 from streamd.settings.loading import Settings
 from streamd.store.changelog import changelog_topic, models_topic
 from streamd.store.deleted_keys import DeletedSearch, Found, KafkaTopic
+from streamd.store.erasure import schema_of_log
 from streamd.store.objects import Store
 from streamd.store.search import is_found_by_chance
 from streamd.store.typed_search import TypedSearch
+from streamd.table.export.registered import FOLDER, Registered, read_registered
 from streamd.telemetry.progress import ProgressLine
 
 
@@ -47,6 +50,10 @@ def prove_erasure(
     for one in _find_by_type(settings, typed, numbers):
         found.add((one.where, one.key))
         on_found(one)
+    exports = read_registered(settings.data_dir)
+    for one in _find_in_exports(settings.data_dir, exports, numbers, line):
+        found.add((one.where, one.key))
+        on_found(one)
     for one in _find_bytes(settings, by_bytes, skip) if long else ():
         place = (one.where, long[one.key])
         # Skip a key that was found there by type.
@@ -60,6 +67,8 @@ def prove_erasure(
         f"table, {count_noun(typed.letters, 'dead letter')} and "
         f"{count_noun(typed.tables, 'key table')} of the store"
     )
+    if exports:
+        summary += f", and in {count_noun(len(exports), 'exported table')}"
     if long:
         summary += (
             f", and the bytes of {len(long):,} in {count_noun(done.files, 'file')}, "
@@ -80,6 +89,27 @@ def _find_by_type(
 
         topic = KafkaTopic(settings.kafka, changelog_topic(settings.log.name))
         yield from find_in_changelog(topic.records(), topic.name, numbers)
+
+
+def _find_in_exports(
+    data_dir: Path, exports: Sequence[Registered], numbers: dict[Key, int], line: ProgressLine
+) -> Iterator[Found]:
+    """Search the tables that `streamd export` wrote. Raises: StreamdError, StoreError."""
+    if not exports:
+        return
+    from streamd.table.export.exported_keys import find_in_export
+
+    schema = schema_of_log(data_dir)
+    for one in exports:
+        line.begin(f"searching the table exported to {one.to}", "files")
+        try:
+            yield from find_in_export(one, schema, numbers)
+        except StoreError as error:
+            raise StoreError(
+                error.problem,
+                f"make it readable here, or search it yourself and remove its note in "
+                f"{data_dir / FOLDER}.",
+            ) from None
 
 
 def _find_bytes(settings: Settings, search: DeletedSearch, skip: str) -> Iterator[Found]:
@@ -110,5 +140,8 @@ def snapshots_before_compaction(data_dir: Path) -> list[str]:
 def print_finding(line: ProgressLine, found: Found) -> None:
     """Print a finding without the key, which must not stay in a terminal's log."""
     line.leave()
-    text = f"found: key {found.key + 1} in {found.where}, byte {found.at:,}"
+    text = f"found: key {found.key + 1} in {found.where}"
+    # A table has no bytes to look at.
+    if found.at >= 0:
+        text += f", byte {found.at:,}"
     err.print(text, markup=False, soft_wrap=True)

@@ -20,8 +20,8 @@ POLL_MS = 1_000
 
 
 class Found(NamedTuple):
-    """A location of a key. `where`: in words. at: byte in it. key: number of the key in the given
-    list, from 0."""
+    """A location of a key. `where`: in words. at: byte in it, -1 in a table. key: number of the key
+    in the given list, from 0."""
 
     where: str
     at: int

@@ -119,6 +119,26 @@ class SetEvents:
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield (number of rows, Arrow arrays by name) of the events with times in [since_us,
         until_us) that are not deleted, batch by batch."""
+        return self._batches(columns, lambda part: part.between(since_us, until_us))
+
+    def batches_with_ids(
+        self, columns: Sequence[str], first_event: int, end_event: int
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """As `batches`, of the events with ids in [first_event, end_event)."""
+
+        def rows(part: SetRows) -> tuple[int, int]:
+            # The ids of a segment take longer than its place.
+            end = part.first_edge + (len(part.order) or part.count)
+            if end <= first_event or part.first_edge >= end_event:
+                return 0, 0
+            return part.with_ids(first_event, end_event)
+
+        return self._batches(columns, rows)
+
+    def _batches(
+        self, columns: Sequence[str], rows_of: Callable[[SetRows], tuple[int, int]]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield batches of the rows [a, b) of each segment that `rows_of` returns."""
         deletions = self._log.deletions
         deleted_ids = np.sort(deletions.edges)
         needs_ids = bool({"event", "original_time"} & set(columns))
@@ -126,8 +146,8 @@ class SetEvents:
             part = SetRows.of(state, files, self._number)
             if part is None or not part.count:
                 continue
-            # Rows in the range of time; their ids only if a column needs them.
-            a, b = part.between(since_us, until_us)
+            # Their ids only if a column needs them.
+            a, b = rows_of(part)
             ids = part.event_ids() if needs_ids and a < b else None
             for rows in part.pieces(a, b, deletions, deleted_ids):
                 count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 from streamd.errors import LeaseError
-from streamd.eventlog.journal.journal import LogState
 from streamd.eventlog.upkeep.snapshot_leases import SnapshotLease, new_lease, write_lease
 
 RENEWALS = 10
@@ -20,12 +19,14 @@ class Lease:
     is_kept: whether retention sees it; not in a directory that this process may not write.
     """
 
-    def __init__(self, data_dir: Path, state: LogState, seconds: float) -> None:
-        """seconds: without use, after which it runs out."""
+    def __init__(self, data_dir: Path, first_event: int, seq: int, seconds: float) -> None:
+        """first_event: oldest event id that is read. seq: commit of the files that are mapped.
+        seconds: without use, after which it runs out."""
         self.seconds = seconds
         self.is_kept = True
         self._path = new_lease(data_dir)
-        self._state = state
+        self._first_event = first_event
+        self._seq = seq
         self._until = time.time() + seconds
         self._is_closed = False
         self._lock = threading.Lock()
@@ -54,6 +55,16 @@ class Lease:
                 if self.is_kept:
                     self._write()
 
+    def move(self, first_event: int, seq: int, *, at_once: bool = True) -> None:
+        """Let retention drop the events before `first_event`, once files of the commit `seq` are
+        mapped. at_once: not only at the next renewal. Raises: as `use`."""
+        self.use()
+        with self._lock:
+            self._first_event = first_event
+            self._seq = seq
+            if at_once and self.is_kept:
+                self._write()
+
     def close(self) -> None:
         """End the lease; a second call does nothing."""
         with self._lock:
@@ -63,5 +74,5 @@ class Lease:
                     self._path.unlink()
 
     def _write(self) -> None:
-        lease = SnapshotLease.mine(self._state.first_edge, self._state.seq, self._until)
+        lease = SnapshotLease.mine(self._first_event, self._seq, self._until)
         write_lease(self._path, lease)

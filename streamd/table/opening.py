@@ -35,4 +35,4 @@ def open_log(data_dir: str | Path, lease_seconds: float = LEASE_SECONDS) -> "Log
         ) from None
     if log is None:
         raise DataDirectoryError(f"{folder} holds no log.", "name the data_dir of a log.")
-    return LogSnapshot(log, Lease(folder, log.state, lease_seconds))
+    return LogSnapshot(log, Lease(folder, log.first_edge, log.state.seq, lease_seconds))

@@ -63,6 +63,16 @@ class SetRows:
         a, b = np.searchsorted(self.column("time"), [since_us, until_us])
         return int(a), int(b)
 
+    def with_ids(self, first_event: int, end_event: int) -> tuple[int, int]:
+        """The rows [a, b) with event ids in [first_event, end_event)."""
+        if not len(self.order):
+            a, b = np.clip(
+                [first_event - self.first_edge, end_event - self.first_edge], 0, self.count
+            )
+        else:
+            a, b = np.searchsorted(self.event_ids(), [first_event, end_event])
+        return int(a), int(b)
+
     def event_ids(self) -> Int64:
         """Event id of each row: int64[count]."""
         if not len(self.order):

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-TOGETHER = ("arrow", "client", "mlflow", "msk", "otel", "registry", "s3", "sql", "tfgnn")
+TOGETHER = ("arrow", "client", "iceberg", "mlflow", "msk", "otel", "registry", "s3", "sql", "tfgnn")
 """Extras that are resolved at once: pins under which all of them fit fit each one."""
 ALONE = ("azure", "bench", "demo", "dev", "docs", "gpu", "gs")
 """Extras that take minutes or have packages that not every index has; CI installs those of development by the pins."""
