@@ -184,14 +184,18 @@ class FaultyDisk(Disk):
         return kept
 
     def _remember(self, path: Path, start: int, end: int) -> None:
-        dirty, lost = self._dirty.setdefault(path, Unsynced(path.stat().st_size)), self._lost.get(path)
+        dirty, lost = self._dirty.get(path), self._lost.get(path)
+        if dirty is None:
+            dirty = self._dirty[path] = Unsynced(path.stat().st_size)
         if lost is not None:
             dirty.size = lost.size
-        with path.open("rb") as file:
-            for at in range(start // SECTOR * SECTOR, end, SECTOR):
-                if at not in dirty.sectors:
-                    file.seek(at)
-                    dirty.sectors[at] = lost.sectors[at] if lost is not None and at in lost.sectors else file.read(SECTOR)
+        unknown = [at for at in range(start // SECTOR * SECTOR, end, SECTOR) if at not in dirty.sectors]
+        if not unknown:
+            return
+        with path.open("rb", buffering=0) as file:
+            for at in unknown:
+                file.seek(at)
+                dirty.sectors[at] = lost.sectors[at] if lost is not None and at in lost.sectors else file.read(SECTOR)
 
     def _lose(self) -> None:
         for table, share in ((self._lost, 1.0), (self._dirty, 0.5)):

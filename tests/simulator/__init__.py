@@ -2,8 +2,9 @@
 
 The roles that write and store a log run the product's code, from `run_ingest`, `run_follow` and `run_archive` on. Time, threads, disk,
 network and Kafka are simulated. `python -m tests.simulator 20 0` runs seeds 0 to 19, `make simulate` new seeds for an hour. A failing seed
-prints its last turns; `python -m tests.simulator 1 SEED --stop-at TURN` stops at one of them. `python -m tests.simulator.mutations` puts
-faults into a copy of the product and measures the time until a seed finds each.
+is shrunk: run again with fewer faults and parts of the traffic, as long as it fails alike. Then its last turns and the command that replays
+them are printed; `python -m tests.simulator 1 SEED --stop-at TURN` stops at one of them. `python -m tests.simulator.mutations` puts faults
+into a copy of the product and measures the time until a seed finds each.
 
 scheduler.py  One thread runs at a time. It yields at each call of a seam (disk, Kafka, sleep, wait, lock), and the seed chooses the next. If
               all threads wait, time jumps to the next timer. So the same seed gives the same run, turn by turn.
@@ -11,13 +12,15 @@ seams.py      Modules of streamd get another `time`, `threading` and `uuid`, and
               are replaced.
 faults.py     A kill at any seam, a torn write, a power cut, a disk that is full, broken or loses writes that it had called durable, a lost
               volume, a lost network or lost answers, a broker outage, an election, a new partition, a jump of the wall clock.
-operator.py   Members are asked to lead; a third edge set, a compaction, an empty volume, stray records, trimmed and recreated topics.
+operator.py   Members are asked to lead; a third edge set, compactions, backups of running machines and their restore, members that leave and
+              join, an empty volume, stray records, topics and a changelog that others trim or create again.
 checks.py     At each published commit: its events are exactly those between its positions and the positions of the commit before, each
               once, or dead letters. Times never fall, deletes hide exactly the edges that they name, a published commit never changes.
               After the faults, every machine publishes all events within bounded time, and all directories are equal byte for byte.
+shrink.py     Leaves parts of a failing run out.
 growth.py     A run without faults at n and at 2 n events: journal, objects, open files, and the cost of an event do not grow.
 
 It cannot find faults of kafka-python, of trainer and server, of writes that bypass `streamd.storage.Disk`, or of two threads between two
-seams. No disk reorders or misdirects writes or damages synced bytes, and the store never fails. Logs of several machines are not
-compacted, and no log has labels.
+seams. No disk reorders or misdirects writes or damages synced bytes, and the store never fails. Promotion and rollback need a trainer, which
+is not simulated. Where a commit and the compaction of its rows are published at once and a check then fails, the run ends without a result.
 """

@@ -13,6 +13,10 @@ from tests.simulator.records import START, is_aborted
 from tests.simulator.scheduler import Failure
 
 
+class CutShort(Exception):
+    """Several commits were shown at once, of which one is a compaction's: rows of those before it may be gone before anybody could look."""
+
+
 class Directory:
     """What the checks know of one data directory. shown: the newest commit that readers were shown; compared: up to which its lines are
     compared since its process began."""
@@ -59,7 +63,10 @@ class Checks:
         directory.shown = seq
         if seq == directory.compared:
             return
-        for number, crc, fields in _lines(directory.path, directory.compared, seq):
+        lines = _lines(directory.path, directory.compared, seq)
+        new = [fields for number, _, fields in lines if number > len(self.history)]
+        has_rewritten = any("revision" in change for fields in new[1:] for change in fields["files"])
+        for number, crc, fields in lines:
             if number > len(self.history) + 1:
                 raise Failure(f"{directory.name} shows commit {number}, the one before was shown nowhere")
             if number <= len(self.history):
@@ -68,19 +75,28 @@ class Checks:
             else:
                 self._told.check(number, crc)
                 self.history.append((crc, fields))
-                self.model.take(directory, fields)
+                self._take(directory, fields, has_rewritten)
         directory.compared = seq
+
+    def _take(self, directory, fields, has_rewritten):
+        try:
+            self.model.take(directory, fields)
+        except Exception as error:
+            if has_rewritten:
+                raise CutShort from error
+            raise
 
     def is_letter(self, where):
         """Whether the machine that led has a dead letter of an event."""
         if not self._has_letter(where):
-            self._read_letters()
+            self.read_letters()
         return self._has_letter(where)
 
     def _has_letter(self, where):
         return any(found in letters for found in (where, (*where[:3], -1)) for letters in (self._letters, self._lost_letters))
 
-    def _read_letters(self):
+    def read_letters(self):
+        """Read those that are new. Also called before a purge replaces a file."""
         for path in [p for d in self._directories for p in (d.path / "deadletter").glob("*.jsonl")]:
             # Lines behind those that were read; a power cut may have torn some of them.
             stat = path.stat()
@@ -98,7 +114,7 @@ class Checks:
 
     def lose(self, directory):
         """A directory is lost, with its dead letters; the next one in its place may show what is older."""
-        self._read_letters()
+        self.read_letters()
         self._lost_letters |= self._letters
         self._letters_read.clear()
         directory.shown = directory.compared = 0
@@ -131,9 +147,11 @@ def _lines(path, after, until):
     # A file is named by the first commit that may follow.
     first = max(0, bisect.bisect_right(files, after + 1, key=lambda file: int(file.stem)) - 1)
     for file in files[first:]:
-        for text in file.read_bytes().split(b"\n")[1:-1]:
+        for text in reversed(file.read_bytes().split(b"\n")[1:-1]):
             fields = json.loads(text[9:])
-            if after < fields["seq"] <= until:
+            if fields["seq"] <= after:
+                break
+            if fields["seq"] <= until:
                 if int(text[:8], 16) != crc32c(text[9:]):
                     raise Failure(f"{path.name}: the line of commit {fields['seq']} is damaged")
                 found[fields["seq"]] = text[:8], fields

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 
+from streamd.ingest.dead_letters.sinks import FOLDER as LETTERS
 from streamd.storage import Disk
 from tests.faults import Crash, FaultyDisk
 from tests.simulator.scheduler import Kill
@@ -18,6 +19,8 @@ class MachineDisk(FaultyDisk):
     def __init__(self, folder, seed):
         super().__init__(seed=seed)
         self._seed = seed
+        self.prefix = f"{folder}/"
+        """Of the paths of its files."""
         self._stash = folder / "stash"
         self._stash.mkdir(parents=True)
         self._numbers = itertools.count()
@@ -94,8 +97,8 @@ class SimulatedDisk(Disk):
         if isinstance(where, int):
             # A file that no disk opened, such as an object of the store.
             return getattr(Disk, name)(self, *values)
-        if where.is_relative_to(world.folder / "store"):
-            # The store loses nothing, whichever machine wrote to it.
+        if not str(where).startswith(machine.disk.prefix):
+            # The store and backups lose nothing, whichever machine wrote to them.
             return getattr(Disk, name)(self, *values)
         try:
             return getattr(machine.disk, name)(*values)
@@ -155,6 +158,8 @@ class SimulatedDisk(Disk):
         return self._act("link", new, old, new)
 
     def replace(self, old, new):
+        if new.parent.name == LETTERS and SimulatedDisk.world is not None:
+            SimulatedDisk.world.checks.read_letters()
         return self._act("replace", new, old, new)
 
     def unlink(self, path):

@@ -1,6 +1,8 @@
 """What goes wrong, drawn by a seed: kills at any seam, torn writes, power cuts, disks that refuse, networks, brokers, clocks."""
 
+import itertools
 import re
+from functools import partial
 
 from streamd.replica.leader import leading
 from streamd.store.changelog import changelog_topic
@@ -8,6 +10,8 @@ from tests.simulator.operator import LOG, Operator
 
 MEAN_SECONDS = 4.0, 15.0, 60.0
 """Mean times between two faults, of which a seed has one."""
+MOST_MACHINES = 4
+"""That a log ever had; those that left are counted."""
 CALLS = 1, 10, 100, 1000
 """Most seams, or calls of the disk, until a fault strikes."""
 
@@ -17,34 +21,49 @@ class Faults:
     the topic of events."""
 
     def __init__(self, world):
-        self._world, self._random = world, world.scheduler.random
-        self._mean = self._random.choice(MEAN_SECONDS)
-        kinds = [self._kill, self._torn, self._power, self._disk_error, self._cut, self._broker, self._election, self._restart,
-                 self._grow, self._clock, self._ask, self._volume, self._lie, self._compact]
+        self._world, self._plan = world, world.scheduler.stream("faults")
+        self._random = self._plan
+        """Of the fault that is drawn now."""
+        self._mean = self._plan.choice(MEAN_SECONDS)
+        kinds = [self._kill, self._kill_at, self._torn, self._power, self._disk_error, self._cut, self._broker, self._election, self._restart,
+                 self._grow, self._clock, self._ask, self._volume, self._lie, self._compact, self._restore]
         self.operator = Operator(world)
-        self.has_others = self._random.random() < 0.3
+        self.has_others = self._plan.random() < 0.3
         if world.has_sets:
             kinds += [self._declare]
         if self.has_others:
             kinds += [self._trim, self._remake, self._stray, self._remove_changelog]
         # Each seed leaves some out, so that what one hides another shows.
-        self._kinds = [kind for kind in kinds if self._random.random() < 0.7] or [self._kill]
-        self.counts, self.is_on = {}, True
+        self._kinds = [kind for kind in kinds if self._plan.random() < 0.7] or [self._kill]
+        self.counts, self.is_on, self._numbers = {}, True, itertools.count()
+        self.numbers = []
+        """Of the faults that came."""
         self._copies = set()
         """(Id of the changelog's topic, offset) of copies of records with their headers, which look like another leader's."""
 
+    def replicate(self):
+        """Draw also what only a log on several machines has."""
+        kinds = [self._back_up, self._leave, self._join, *([self._trim_changelog] if self.has_others else [])]
+        self._kinds += [kind for kind in kinds if self._plan.random() < 0.7]
+
     def begin(self):
-        self._world.scheduler.at(self._random.expovariate(1 / self._mean), self._turn)
+        self._world.scheduler.at(self._plan.expovariate(1 / self._mean), self._turn)
 
     def _turn(self):
-        if self.is_on:
-            kind = self._random.choice(self._kinds)
-            machine = self._random.choice(self._world.machines)
+        if not self.is_on:
+            return
+        number = next(self._numbers)
+        # Each has random numbers of its own, so that the others stay when it is left out.
+        self._random = self._world.scheduler.stream(f"fault {number}")
+        kind = self._random.choice(self._kinds)
+        machine = self._random.choice(self._world.members)
+        if number not in self._world.without:
             name = kind.__name__.strip("_")
             self.counts[name] = self.counts.get(name, 0) + 1
-            self._world.scheduler.note(f"fault: {name} of {machine.name}")
+            self.numbers.append(number)
+            self._world.scheduler.note(f"fault {number}: {name} of {machine.name}")
             kind(machine)
-            self.begin()
+        self.begin()
 
     def end(self):
         """Repair all."""
@@ -70,6 +89,13 @@ class Faults:
         if machine.processes:
             self._random.choice(machine.processes).kill_in = self._calls()
 
+    def _kill_at(self, machine):
+        """Kill at a seam of a kind that its role has called, each kind as likely as the others: most turns are of a few kinds only."""
+        role = self._random.choice(sorted(machine.roles))
+        kinds = sorted(self._world.scheduler.seams.get(role, ()))
+        if kinds:
+            machine.kill_at(role, self._random.choice(kinds), self._random.random() < 0.5)
+
     def _torn(self, machine):
         machine.disk.plan(self._calls(), "torn")
 
@@ -80,7 +106,8 @@ class Faults:
         """Its disk says of writes that they are durable, and loses them at a power cut soon after. Only the changelog has them then."""
         if machine.settings.log.store and not self.operator.lacks_changelog:
             machine.disk.lies = True
-            self._later(self._random.uniform(0.0, 10.0), lambda: self._power(machine))
+            role, calls = self._random.choice(sorted(machine.roles)), self._calls()
+            self._later(self._random.uniform(0.0, 10.0), lambda: machine.cut_power(role, calls))
 
     def _volume(self, machine):
         # With the changelog, it would be all that is left of the log.
@@ -122,9 +149,26 @@ class Faults:
             self.operator.declare()
 
     def _compact(self, machine):
-        # In a log of several machines their trainer asks for it, and one look may find rows and their removal together.
-        if not machine.settings.log.name:
-            self.operator.compact(machine)
+        self.operator.compact()
+
+    def _restore(self, machine):
+        self.operator.restore(machine)
+
+    def _back_up(self, machine):
+        self.operator.back_up(machine)
+
+    def _leave(self, machine):
+        self.operator.retire(machine)
+
+    def _join(self, machine):
+        if len(self._world.machines) < MOST_MACHINES and not self.operator.lacks_changelog:
+            self._world.add_machine()
+
+    def _trim_changelog(self, machine):
+        self.operator.trim_changelog()
+        # Positions in it that are not durable yet may be lost just now.
+        for one in self._world.members if self._random.random() < 0.5 else ():
+            self._later(self._random.uniform(0.0, 3.0), partial(one.cut_power, "follow" if "follow" in one.roles else "ingest", 0))
 
     def _trim(self, machine):
         self.operator.trim()
@@ -166,7 +210,7 @@ class Faults:
     def _ask(self, machine):
         """An operator asks a standby to lead."""
         # Now and then all at once, so that several claim the same term.
-        asked = self._world.machines if self._random.random() < 0.3 else [machine]
+        asked = self._world.members if self._random.random() < 0.3 else [machine]
         for one in asked:
             if one.settings.log.member == "standby":
                 leading.ask_to_lead(one.data_dir, 20.0)

@@ -35,7 +35,7 @@ class Machine:
         self.disk = MachineDisk(folder, f"{world.seed} {name}")
         self.data_dir = folder / "data"
         self.data_dir.mkdir()
-        self._values = values
+        self.values = values
         self.settings = settings(self.data_dir, **values)
         self.directory = Directory(name, self.data_dir)
         log = self.settings.log
@@ -43,20 +43,22 @@ class Machine:
         if log.store and log.member != "replica":
             self._mains["archive"] = run_archive
         self.roles, self._stops, self._num_starts = dict.fromkeys(self._mains), {}, itertools.count(1)
-        self.skew, self.is_wanted, self._loses_power = 0.0, True, None
-        self._has_lost_syncs = False
+        self.skew, self.is_wanted, self.has_left, self._loses_power = 0.0, True, False, None
+        self._visitors = []
+        """Processes besides the roles', such as that of a backup."""
+        self.has_lost_syncs = False
         """Whether its disk lost what it had called durable, so that a role may refuse what is left."""
         self._then = None
         """Called once all processes have ended, before any begins again."""
 
     def configure(self, **values):
         """Change settings, for processes that start from now on."""
-        self._values |= values
-        self.settings = settings(self.data_dir, **self._values)
+        self.values |= values
+        self.settings = settings(self.data_dir, **self.values)
 
     @property
     def processes(self):
-        return [process for process in self.roles.values() if process is not None]
+        return [process for process in (*self.roles.values(), *self._visitors) if process is not None]
 
     def start(self):
         """Run all roles."""
@@ -73,6 +75,13 @@ class Machine:
         """Lose power after some seams of one of its processes."""
         if self.roles[role] is not None:
             self.roles[role].kill_in, self._loses_power = seams_left, self.roles[role]
+
+    def kill_at(self, role, kind, has_power):
+        """Kill a process at the next seam of a kind, and take the power away with it where it has none any more."""
+        if (process := self.roles[role]) is not None:
+            process.kill_at = kind
+            if not has_power:
+                self._loses_power = process
 
     def strike(self, then):
         """End all processes at once, and then call something before any begins again."""
@@ -93,7 +102,7 @@ class Machine:
             return
         self.world.checks.lose(self.directory)
         self.disk.lose_power()
-        self._has_lost_syncs = True
+        self.has_lost_syncs = True
         if self._is_damaged():
             self.begin_anew()
 
@@ -112,20 +121,31 @@ class Machine:
         """Take an empty volume; no process runs."""
         self.world.scheduler.note(f"{self.name} gets an empty volume")
         self.world.checks.lose(self.directory)
-        self._has_lost_syncs = False
-        shutil.rmtree(self.data_dir)
+        self._empty()
         self.data_dir.mkdir()
-        self.disk.forget()
         if self.settings.log.member == "leader":
             store = Store(self.settings.log.store)
             if manifests.names(store):
                 restore(store, choose(store), self.data_dir)
 
+    def begin_from(self, backup):
+        """Take an empty volume, and restore a backup there; no process runs."""
+        self.world.scheduler.note(f"{self.name} begins from {backup.name}")
+        self.world.checks.lose(self.directory)
+        self._empty()
+        backup.restore(self.data_dir)
+
+    def _empty(self):
+        self.has_lost_syncs = False
+        shutil.rmtree(self.data_dir)
+        self.disk.forget()
+        self.world.faults.operator.forget(self)
+
     def repair(self):
         """Nothing that was planned goes wrong any more."""
         self.disk.at, self.disk.lies, self.skew, self._loses_power = -1, False, 0.0, None
         for process in self.processes:
-            process.kill_in = None
+            process.kill_in, process.kill_at = None, ""
 
     def _start(self, role):
         if not self.is_wanted or self.roles[role] is not None:
@@ -135,7 +155,7 @@ class Machine:
             self.world.checks.begin(self.directory)
         stop = self._stops[role] = seams.Event(scheduler)
         name = f"{self.name}-{role}-{next(self._num_starts)}"
-        self.roles[role] = process = Process(name, self, lambda ended: self._ended(role, ended), next(PROCESS_IDS))
+        self.roles[role] = process = self._process(name, role, lambda ended: self._ended(role, ended))
 
         def main():
             try:
@@ -149,24 +169,40 @@ class Machine:
 
         scheduler.spawn(process, "main", main)
 
+    def visit(self, name, main):
+        """Run something once in a process of its own, beside the roles. Raises nothing: what it refuses is a line of the trace."""
+        scheduler = self.world.scheduler
+        process = self._process(f"{self.name}-{name}-{next(self._num_starts)}", name, self._left)
+        self._visitors.append(process)
+
+        def guarded():
+            try:
+                main()
+            except (StreamdError, OSError) as error:
+                scheduler.note(f"{process.name} ends: {type(error).__name__} {error}")
+            finally:
+                scheduler.kill(process)
+
+        scheduler.spawn(process, "main", guarded)
+
+    def _process(self, name, role, on_end):
+        return Process(name, self, on_end, next(PROCESS_IDS), self.world.scheduler.seams.setdefault(role, set()))
+
+    def _left(self, process):
+        self._visitors.remove(process)
+        self._close(process)
+        self._after(process)
+
     def _ended(self, role, process):
         """Its last thread is over: the kernel closes what it had open, and the supervisor starts it again."""
         self.roles[role] = None
-        for fd, path in process.locks:
-            with contextlib.suppress(OSError):
-                if str(Path(f"/proc/self/fd/{fd}").readlink()) == path:
-                    os.close(fd)
-        self.disk.end_process(process)
+        self._close(process)
         if role != "archive":
             self.directory.reader = None
-        if self._loses_power is process:
-            self._loses_power = None
-            self.strike(self._lose_power)
-        self._settle()
-        gc.collect()
+        self._after(process)
         if isinstance(process.ended, StreamdError) and not self._begins_again(process.ended):
             operator = self.world.faults.operator
-            if self._has_lost_syncs:
+            if self.has_lost_syncs or operator.restores(process.ended, self):
                 self.lose_volume()
             elif not operator.is_expected(process.ended):
                 self.world.scheduler.fail(f"{process.name} ended for good: {type(process.ended).__name__} {process.ended}")
@@ -174,6 +210,20 @@ class Machine:
                 return
         pause = self.world.scheduler.random.uniform(*PAUSES)
         self.world.scheduler.at(pause, lambda: self._start(role))
+
+    def _close(self, process):
+        for fd, path in process.locks:
+            with contextlib.suppress(OSError):
+                if str(Path(f"/proc/self/fd/{fd}").readlink()) == path:
+                    os.close(fd)
+        self.disk.end_process(process)
+
+    def _after(self, process):
+        if self._loses_power is process:
+            self._loses_power = None
+            self.strike(self._lose_power)
+        self._settle()
+        gc.collect()
 
     def _begins_again(self, error):
         """As `run_role` and the supervisor decide it."""

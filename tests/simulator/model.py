@@ -11,6 +11,7 @@ from tests.simulator.records import (
     DELETE_EDGE,
     DELETE_NODE,
     EDGE,
+    LABEL,
     NODE,
     REFUSED,
     START,
@@ -32,8 +33,8 @@ class Model:
         self.letters, self.may_lose, self.lost = [], False, set()
         self._deleted = set()
         """Keys of all nodes that were ever deleted."""
-        self._erased, self._erased_keys = set(), set()
-        """Event ids and keys of which nothing may be left at the end."""
+        self._erased, self._is_compacted = set(), False
+        """Event ids of which nothing may be left at the end; whether a compaction was ever asked for."""
         self.max_record_events = 0
         """A record of more is refused; the world sets it."""
         self._gone_before = set()
@@ -44,6 +45,8 @@ class Model:
         """Place of each edge that the log has -> its event id."""
         self._first = 0
         """The oldest edge that retention left."""
+        self._labels, self._hidden_labels, self._erased_labels = {}, set(), set()
+        """Id of a label -> id of its node; ids of those whose node was deleted; of those of which nothing may be left."""
         self._visible = {}
         """Key, and edge set, key, target and time -> the event ids of its edges that are not hidden."""
         self._known = set()
@@ -63,6 +66,7 @@ class Model:
         edges = self._edges(directory, fields)
         deletes = self._rows(directory, fields, DELETIONS, DELETION)
         self._take_nodes(directory, fields, due)
+        self._take_labels(directory, fields, due)
         self._take_in_order(edges, deletes, due)
 
         # Whatever else the positions passed was refused, and is kept.
@@ -152,6 +156,23 @@ class Model:
             del due[sent.where]
             self._known.add(sent.item.key)
 
+    def _take_labels(self, directory, fields, due):
+        """Each label that is due, once. A delete of its node hides it, wherever it lies."""
+        spans = {change["path"]: change["labels"] for change in fields["files"] if "labels" in change and "revision" not in change}
+        if not any(first < end for first, end in spans.values()):
+            return
+        waiting = {sent.item.id: sent for sent in due.values() if sent.item.kind == LABEL}
+        for state, files in directory.refreshed().segments():
+            first, end = spans.get(state.path, (0, 0))
+            if first == end:
+                continue
+            for node, time_us, target in zip(*(column[first:].tolist() for column in files.label_columns(end)), strict=True):
+                sent = waiting.pop(int(target[0]), None)
+                if sent is None or self.keys[node] != sent.item.key or time_us < sent.item.time_us:
+                    raise Failure(f"commit {self._seq} has label {target} of {self.keys[node]} at {time_us}, and its positions cover {sent}")
+                del due[sent.where]
+                self._labels[sent.item.id] = node
+
     def _take_in_order(self, edges, deletes, due):
         """Edges and deletes, as they lie between each other."""
         by_id = {sent.item.id: sent for sent in due.values() if sent.item.kind == EDGE}
@@ -196,6 +217,7 @@ class Model:
         if is_node:
             self._known.discard(key)
             self._deleted.add(key)
+            self._hidden_labels |= {number for number, node in self._labels.items() if node == row["src"]}
         return names, candidates
 
     def _match(self, rows, due):
@@ -259,18 +281,21 @@ class Model:
             mine = [e for e in self._named(sent.item) if self.edges[e].partition == sent.partition and self.edges[e].place < sent.place]
             if mine:
                 raise Failure(f"{sent} is refused, and names {self.edges[mine[0]]}")
-        elif sent.item.kind != EDGE:
+        elif sent.item.kind not in (EDGE, LABEL):
             raise Failure(f"{sent} is refused")
 
     def compact(self):
         """The log is to lose what deletes hide now."""
         self._erased |= self.hidden
-        self._erased_keys |= self._deleted
+        self._erased_labels |= self._hidden_labels
+        self._is_compacted = True
 
     def may_be_purged(self, where):
-        """Whether a compaction may have removed a dead letter: one with a key of a deleted node."""
-        told = self._broker.by_id[where[0]].partitions[where[1]].history[where[2]].told
-        return any(key in self._erased_keys for item in told for key in (item.key, item.target))
+        """Whether a compaction may have removed a dead letter: one with a key of a node that was deleted before it or while it ran, and each that is
+        not JSON, which may have one."""
+        entry = self._broker.by_id[where[0]].partitions[where[1]].history[where[2]]
+        has_key = any(key in self._deleted for item in entry.told for key in (item.key, item.target))
+        return self._is_compacted and (has_key or entry.value[:1] not in b"{[")
 
     def compare(self, directory):
         """Compare what a reader of a directory hides and has removed. Raises: Failure."""
@@ -281,8 +306,19 @@ class Model:
         if hides != wanted:
             raise Failure(f"{directory.name} hides {json.dumps(sorted(set(hides) ^ set(wanted)))} wrongly")
         erased = np.array(sorted(event for event in self._erased if first <= event < end), np.int64)
-        if len(erased) and (left := erased[reader.features_of(erased).max(axis=1) > 0]).size:
+        # Columns that say of which set an edge is stay.
+        num_sets = reader.state.schema.num_edge_sets
+        of_event = slice(num_sets if num_sets > 1 else 0, None)
+        if len(erased) and (left := erased[reader.features_of(erased)[:, of_event].max(axis=1) > 0]).size:
             raise Failure(f"{directory.name} has been compacted, and still has the edges {left.tolist()}")
+        self._compare_labels(directory.name, set(reader.labels()[2].ravel().astype(int).tolist()), is_whole=first == 0)
+
+    def _compare_labels(self, name, found, is_whole):
+        """found: ids of the labels that a log has. is_whole: whether retention left all."""
+        if left := found & self._erased_labels:
+            raise Failure(f"{name} has been compacted, and still has the labels {sorted(left)}")
+        if is_whole and (gone := self._labels.keys() - self._hidden_labels - found):
+            raise Failure(f"{name} has lost the labels {sorted(gone)}")
 
 
 def _names_of(edge):

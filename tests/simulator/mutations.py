@@ -101,7 +101,7 @@ def find(mutation, cpu_seconds, first):
             assert code.count(old) == 1, f"{name} has the text of {mutation.name!r} {code.count(old)} times"
             path.write_text(code.replace(old, new))
         environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": folder}
-        done = subprocess.run([sys.executable, "-m", "tests.simulator", "1000000", str(first), "--cpu-seconds", str(cpu_seconds), "--first-failure"],
+        done = subprocess.run([sys.executable, "-m", "tests.simulator", "1000000", str(first), "--cpu-seconds", str(cpu_seconds), "--first-failure", "--shrink-seconds", "0"],
                               cwd=folder, env=environment, capture_output=True, text=True, check=False)
     used = re.search(r"([\d.]+) s of CPU", done.stdout)
     if used is None:

@@ -7,14 +7,14 @@ from tests.simulator.scheduler import Failure
 
 START = (-1, 0, ())
 """The position of a partition that was not read."""
-EDGE, NODE, DELETE_NODE, DELETE_EDGE, REFUSED = "edge", "node", "delete of a node", "delete of an edge", "refused"
+EDGE, NODE, LABEL, DELETE_NODE, DELETE_EDGE, REFUSED = "edge", "node", "label", "delete of a node", "delete of an edge", "refused"
 SKIPPED = "skipped"
 """That no source takes."""
 
 
 class Item(NamedTuple):
-    """An event as it was sent. id: of an edge or a node, its only feature, by which the log is compared. number: in the order in which all
-    events of the world were produced. key: source of an edge, or node. time_us: of an edge, or of the one that is deleted. edge_set: its number.
+    """An event as it was sent. id: of an edge, a node or a label, its only number, by which the log is compared. number: in the order in which all
+    events of the world were produced. key: source of an edge, or node. time_us: of an edge or a label, or of the edge that is deleted. edge_set: its number.
     Keys of another node set than the first are `SetKey`."""
 
     kind: str

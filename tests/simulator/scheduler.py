@@ -3,6 +3,7 @@
 import heapq
 import itertools
 import random
+import re
 import threading
 import traceback
 import zlib
@@ -25,11 +26,13 @@ class Failure(Exception):
 class Process:
     """A simulated process: its threads, and when it is killed.
 
-    kill_in: number of seams after which it is killed, None for no plan. locks: descriptors of lock files, which end with it.
+    kill_in: number of seams after which it is killed, None for no plan. kill_at: kind of the seam at which it is, "" for no plan. seams: kinds
+    of those that processes of its role have called. locks: descriptors of lock files, which end with it.
     """
 
-    def __init__(self, name, machine, on_end, number):
+    def __init__(self, name, machine, on_end, number, seams):
         """number: as the system counts processes."""
+        self.kill_at, self.seams = "", seams
         self.name, self.machine, self.on_end, self.number = name, machine, on_end, number
         self.dead, self.kill_in, self.tasks, self.locks, self.ended = False, None, [], [], None
 
@@ -48,7 +51,7 @@ class Scheduler:
     """Owner: the world. now: seconds since the seed's begin. failure: why the seed failed, "" as long as it did not."""
 
     def __init__(self, seed):
-        self.random = random.Random(seed)
+        self.seed, self.random = seed, random.Random(seed)
         self.now, self.turns, self.digest, self.until = 0.0, 0, 0, 0.0
         self.failure = ""
         self.trace = deque(maxlen=TRACED_TURNS)
@@ -57,9 +60,15 @@ class Scheduler:
         self._main = Task("main", None)
         self.current = None
         self._ready, self._doomed, self._timers = [], [], []
+        self.seams, self._kinds = {}, {}
+        """Role -> kinds of the seams that it has called; label of a seam -> its kind, which has no numbers."""
         self._numbers = itertools.count()
 
     # Called by the world.
+
+    def stream(self, name):
+        """Random numbers that nothing else draws from: what one part of a seed leaves out changes nothing for the others."""
+        return random.Random(f"{self.seed} {name}")
 
     def at(self, seconds, call):
         """Call something after some seconds; it must not call a seam."""
@@ -169,11 +178,15 @@ class Scheduler:
         self.now += TURN_SECONDS
         self.trace.append((self.turns, self.now, task.name, label))
         self.digest = zlib.crc32(f"{task.name} {label}".encode(), self.digest)
+        kind = self._kinds.get(label)
+        if kind is None:
+            kind = self._kinds[label] = re.sub(r"[0-9a-f]*\d[0-9a-f]*", "N", label)
+        process.seams.add(kind)
         if process.kill_in is not None:
             process.kill_in -= 1
-            if process.kill_in < 0:
-                self.kill(process)
-                raise Kill
+        if kind == process.kill_at or (process.kill_in is not None and process.kill_in < 0):
+            self.kill(process)
+            raise Kill
 
     def _hand_over(self, task):
         following = self._choose()

@@ -2,7 +2,7 @@
 sources map."""
 
 from streamd.events import SetKey
-from tests.simulator.records import DELETE_EDGE, DELETE_NODE, EDGE, NODE, REFUSED, SKIPPED
+from tests.simulator.records import DELETE_EDGE, DELETE_NODE, EDGE, LABEL, NODE, REFUSED, SKIPPED
 
 OWN, SHOP = "events", "shop"
 EDGE_SETS = ("view", "follow", "buy")
@@ -46,15 +46,17 @@ def own_fields(item):
         EDGE: {**edge, "features": [item.id]},
         REFUSED: {**edge, "edge_set": "none", "features": [1]},
         NODE: {"type": "node", "node_set": name, "id": key, "features": {"number": item.id}},
+        LABEL: {"type": "label", "node_set": name, "node": key, "time": item.time_us // 1000, "target": [item.id]},
         DELETE_NODE: {"type": "delete", "node_set": name, "node": key},
         DELETE_EDGE: {**edge, "type": "delete"},
     }[item.kind]
 
 
 def can_be_sold(item):
-    """Whether the shop has a record for an event: it has none of deletes of items, of follows, of features of users, or of the later set."""
+    """Whether the shop has a record for an event: it has none of deletes of items, of follows, of features of users, of
+    labels, or of the later set."""
     name, _ = parts_of(item.key)
-    return item.edge_set != LATER and {NODE: name == "item", DELETE_NODE: name == "user", DELETE_EDGE: item.edge_set == 0}.get(item.kind, True)
+    return item.edge_set != LATER and {LABEL: False, NODE: name == "item", DELETE_NODE: name == "user", DELETE_EDGE: item.edge_set == 0}.get(item.kind, True)
 
 
 def shop_fields(item):

@@ -16,7 +16,7 @@ from tests.simulator.mutations import MUTATIONS
 from tests.simulator.scheduler import Scheduler
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 15
+SECONDS = 10
 """Time of CPU for the seeds of the day."""
 ONCE_FAILED = {
     0: "ingest went on with the client that it had closed, after one that broke",
@@ -48,7 +48,7 @@ def test_seeds_of_the_day():
 
 @pytest.mark.parametrize("seed", ONCE_FAILED)
 def test_seeds_that_once_failed(seed):
-    run(1, seed, "--seconds", 60)
+    run(1, seed, "--seconds", 30)
 
 
 def test_a_seed_replays_to_the_same_turns():
@@ -72,6 +72,26 @@ print(world.checks.model.num_edges)
 def test_ingest_goes_on_with_a_new_client_where_one_breaks():
     """kafka-python's consumer may fail for good after an error that no list names."""
     assert int(output_of("-c", ODD_POLLS)) > 100
+
+
+BROKEN = """
+import numpy as np
+from streamd.ingest.order import batch_builder
+from tests.simulator.__main__ import main
+
+# Late events keep their times.
+batch_builder._find_late = lambda rows, watermark: (rows["time"].copy(), np.zeros(len(rows), bool))
+main()
+"""
+
+
+def test_a_seed_that_fails_shrinks_and_replays():
+    found = output_of("-c", BROKEN, "100", "0", "--seconds", "20", "--first-failure", "--shrink-seconds", "2")
+    seed = re.search(r"^seed (\d+) fails at turn \d+: ", found, re.MULTILINE).group(1)
+    options = re.search(r"python -m tests.simulator (.*)$", found, re.MULTILINE).group(1).split()
+    assert options[1] == seed and "--without" in options
+    end = re.search(r"^seed \d+ fails at turn \d+, digest .*$", found, re.MULTILINE).group()
+    assert end in output_of("-c", BROKEN, *options, "--shrink-seconds", "0")
 
 
 def bytes_read():

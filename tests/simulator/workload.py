@@ -8,7 +8,16 @@ import json
 import pyarrow as pa
 
 from tests.simulator.broker import ABORTED, COMMITTED
-from tests.simulator.records import DELETE_EDGE, DELETE_NODE, EDGE, NODE, REFUSED, SKIPPED, Item
+from tests.simulator.records import (
+    DELETE_EDGE,
+    DELETE_NODE,
+    EDGE,
+    LABEL,
+    NODE,
+    REFUSED,
+    SKIPPED,
+    Item,
+)
 from tests.simulator.sets import (
     EDGE_SETS,
     SHOP,
@@ -21,6 +30,8 @@ from tests.simulator.sets import (
 
 FORMATS = ("one", "one", "array", "ndjson", "arrow")
 HEADERS = {"ndjson": [("content-type", b"application/x-ndjson")], "arrow": [("content-type", b"application/vnd.apache.arrow.stream")]}
+PARTS = {"late": "_late", "bad": "_bad", "deletes": "_deletes", "nodes": "_nodes", "labels": "_labels", "transactions": "_uses_transactions"}
+"""Parts of the traffic that a run may leave out."""
 REMEMBERED = 200
 """Newest edges of which one may be deleted."""
 
@@ -29,12 +40,15 @@ class Producers:
     """Sends to the topics of a world. Owner: the world. Each call of `send` is a moment's traffic."""
 
     def __init__(self, world):
-        self._world, self._random, self._ids, self._numbers = world, world.scheduler.random, itertools.count(1), itertools.count()
+        self._world, self._random, self._ids, self._numbers = world, world.scheduler.stream("producers"), itertools.count(1), itertools.count()
         self._late, self._bad = self._random.choice([0.0, 0.02, 0.2]), self._random.choice([0.0, 0.02])
         self._deletes, self._nodes = self._random.choice([0.0, 0.01, 0.1]), self._random.choice([0.0, 0.05])
+        self._labels = self._random.choice([0.01, 0.1]) if world.label_dim else 0.0
         self._pace = self._random.choice([0.05, 0.2, 1.0])
         self._rush = self._random.choice([1, 4, 30])
         self._uses_transactions = self._random.random() < 0.3
+        for part in world.without & PARTS.keys():
+            setattr(self, PARTS[part], 0)
         self._open, self._edges = None, []
         self._new = []
         """Keys of nodes of the first set that came before any edge of theirs."""
@@ -43,7 +57,7 @@ class Producers:
     def be_steady(self):
         """Send as much at all times, of a bounded number of nodes."""
         self._late, self._bad, self._deletes, self._nodes, self._pace, self._rush = 0.02, 0.01, 0.02, 0.0, 0.1, 8
-        self._uses_transactions = False
+        self._uses_transactions, self._labels = False, 0.0
 
     def begin(self):
         self._world.scheduler.at(self._random.expovariate(1 / self._pace), self._turn)
@@ -112,7 +126,15 @@ class Producers:
             return named._replace(kind=DELETE_EDGE, id=0, number=number)
         if drawn < self._bad + self._deletes + self._nodes:
             return self._node(number)
+        if drawn < self._bad + self._deletes + self._nodes + self._labels:
+            return self._label(number, now_us)
         return self._edge(now_us, time_us)
+
+    def _label(self, number, now_us):
+        """A label of a node that has edges, or of one that has nothing else; late at times."""
+        key = self._random.choice([f"u{self._random.randrange(12)}", f"l{self._random.randrange(40)}"])
+        since_us = 600_000_000 if self._random.random() < self._late else 300_000
+        return Item(LABEL, next(self._ids), number, key, "", now_us - self._random.randint(0, since_us) // 1000 * 1000)
 
     def _node(self, number):
         """Features of a node that has edges, or of a new one, of which edges may follow."""
@@ -142,6 +164,7 @@ def _fields(item):
         EDGE: {"src": item.key, "dst": item.target, "time": time, "features": [item.id]},
         REFUSED: {"src": item.key, "dst": item.target, "time": time, "features": ["wrong"]},
         NODE: {"type": "node", "id": item.key, "features": [item.id]},
+        LABEL: {"type": "label", "node": item.key, "time": time, "target": [item.id]},
         DELETE_NODE: {"type": "delete", "node": item.key},
         DELETE_EDGE: {"type": "delete", "src": item.key, "dst": item.target, "time": time},
     }[item.kind]

@@ -4,15 +4,15 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from streamd.errors import StreamdError
 from streamd.eventlog.journal import journal
-from streamd.eventlog.upkeep.holds import asked_to_compact
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.replica.follower.follower import Follower
 from streamd.store.changelog import changelog_topic
 from tests.replica.directories import difference
 from tests.simulator import seams, sets
 from tests.simulator.broker import Broker
-from tests.simulator.checks import Checks
+from tests.simulator.checks import Checks, CutShort
 from tests.simulator.faults import Faults
 from tests.simulator.history import PlainReader
 from tests.simulator.machines import Machine
@@ -31,6 +31,9 @@ KINDS = (("leader",), ("leader", "replica"), ("leader", "replica"), ("standby", 
 """What the machines of a seed are; one alone that leads has no changelog."""
 SMALL_MESSAGE_BYTES = 72_000
 """With which the changelog has most commits in several parts."""
+NAMES = "abcd"
+"""Of machines."""
+CUT_SHORT = "a commit and the compaction of its rows were shown at once"
 LINES = 40
 """Lines of a journal file, so that files end often."""
 
@@ -38,25 +41,35 @@ LINES = 40
 class World:
     """All of one seed. Owner: who runs it."""
 
-    def __init__(self, seed, stop_at=None):
-        self.seed = seed
+    def __init__(self, seed, stop_at=None, without=frozenset()):
+        """without: what the seed leaves out of what it draws: numbers of faults, and names of parts of the workload."""
+        self.seed, self.without = seed, frozenset(without)
         self.scheduler = Scheduler(seed)
         self.scheduler.stop_at = stop_at
-        self.odds = self.scheduler.random.choice([0, 1, 10])
+        self._chance = self.scheduler.stream("settings")
+        self.odds = self._chance.choice([0, 1, 10])
         """How much likelier the broker's small faults are than usual."""
-        self.broker = Broker(self.scheduler, self.scheduler.random.choice([1, 3]))
-        self.broker.message_bytes = self.scheduler.random.choice([self.broker.message_bytes, SMALL_MESSAGE_BYTES])
+        self.broker = Broker(self.scheduler, self._chance.choice([1, 3]))
+        self.broker.message_bytes = self._chance.choice([self.broker.message_bytes, SMALL_MESSAGE_BYTES])
         self.checks = Checks(self.broker)
         base = IN_MEMORY if Path(IN_MEMORY).is_dir() else None
         self.folder = Path(tempfile.mkdtemp(prefix=f"simulator-{seed}-", dir=base))
-        self.has_sets = self.scheduler.random.random() < 0.4
+        self.has_sets = self._chance.random() < 0.4
+        self.label_dim = self._chance.choice([0, 1])
         self.num_sets = 2
         """Edge sets of which there are events, in a log that declares them."""
         self.machines, self.faults, self.producers = [], Faults(self), Producers(self)
+        self.is_cut_short = False
+        """Whether it ended because the checks cannot tell any more, as `CutShort` says."""
         if self.has_sets:
             self.checks.topics = list(sets.SETTINGS["kafka__topics"])
         self.kinds, self.settings = KINDS, {}
         """What the machines may be, and settings in the place of those drawn."""
+
+    @property
+    def members(self):
+        """The machines that were not taken away."""
+        return [machine for machine in self.machines if not machine.has_left]
 
     def stamp(self, machine):
         """Wall time in milliseconds; of the world where `machine` is None."""
@@ -67,19 +80,27 @@ class World:
         task, self.scheduler.current = self.scheduler.current, None
         try:
             self.checks.look(machine.directory)
+        except CutShort:
+            self.is_cut_short = True
+            self.scheduler.fail(CUT_SHORT)
         except Failure as failure:
             self.scheduler.fail(str(failure))
         except Exception as error:  # noqa: BLE001 - what a reader cannot read is a finding
+            if machine.has_lost_syncs and isinstance(error, StreamdError):
+                # As docs/replicas.md asks where a disk lost what it had called durable.
+                self.scheduler.note(f"a reader of {machine.name} finds damage: {error}")
+                self.scheduler.at(0.0, machine.lose_volume)
+                return
             self.scheduler.fail(f"a reader of {machine.name} failed: {type(error).__name__} {error}")
         finally:
             self.scheduler.current = task
 
     def _make_machines(self):
         """Machines of one log, with the same settings but for what each is."""
-        chance = self.scheduler.random
+        chance = self._chance
         members = chance.choice(self.kinds)
         values = {
-            "telemetry__archive_port": 0, "stream__time_unit": "ms",
+            "telemetry__archive_port": 0, "stream__time_unit": "ms", "stream__label_dim": self.label_dim,
             **(sets.SETTINGS if self.has_sets else {"kafka__topics": ["events"], "stream__edge_feature_dim": 1, "stream__node_feature_dim": 1}),
             "windows__width_seconds": chance.choice([60, 3600]),
             "ingest__segment_edges": chance.choice([256, 4096]),
@@ -97,7 +118,16 @@ class World:
             values |= {"log__name": LOG, "log__store": f"file://{self.folder}/store",
                        "log__manifest_seconds": chance.choice([3, 10, 600]), "leader__timeout_seconds": chance.choice([2, 3, 10])}
         values |= {name: value for name, value in self.settings.items() if len(members) > 1 or not name.startswith("log__")}
-        return [Machine(self, name, **values, log__member=member) for name, member in zip("abc", members, strict=False)]
+        return [Machine(self, name, **values, log__member=member) for name, member in zip(NAMES, members, strict=False)]
+
+    def add_machine(self):
+        """Another machine joins, with an empty volume and the settings of one that is there. It may lead where others may."""
+        values = dict(self.machines[0].values)
+        values["log__member"] = values["log__member"].replace("leader", "replica")
+        if self.num_sets == len(sets.GROWN):
+            values["graph__edge_sets"] = sets.GROWN
+        self.machines.append(Machine(self, NAMES[len(self.machines)], **values))
+        self.machines[-1].start()
 
     def run(self, seconds=SECONDS):
         """Run all of the seed. Raises: Failure."""
@@ -110,10 +140,12 @@ class World:
                 self._end()
 
     def _run(self, seconds):
-        chance = self.scheduler.random
+        chance = self._chance
         for name in self.checks.topics:
             self.broker.create(name, chance.randint(1, 4))
         self.machines = self._make_machines()
+        if len(self.machines) > 1:
+            self.faults.replicate()
         self.checks.model.max_record_events = self.machines[0].settings.ingest.max_record_events
         self.checks.model.may_lose = self.machines[0].settings.ingest.on_data_loss == "continue"
         for machine in self.machines:
@@ -142,10 +174,10 @@ class World:
             return why
         if self.faults.operator.lacks_changelog:
             return "the log is not published anew yet"
-        if waiting := [m.name for m in self.machines if asked_to_compact(m.data_dir) is not None]:
-            return f"{waiting[0]} has not compacted"
+        if self.faults.operator.compaction_waits():
+            return "nobody has compacted"
         newest = len(self.checks.history)
-        behind = [f"{m.name} shows commit {m.directory.shown} of {newest}" for m in self.machines if m.directory.shown < newest]
+        behind = [f"{m.name} shows commit {m.directory.shown} of {newest}" for m in self.members if m.directory.shown < newest]
         return "; ".join(behind)
 
     def _stop(self):
@@ -161,7 +193,7 @@ class World:
         """Bring all directories to the end of the changelog: then they have the same bytes, and each verifies."""
         self.checks.check_letters()
         topic = self.broker.topics.get(changelog_topic(LOG))
-        for machine in self.machines:
+        for machine in self.members:
             if topic is not None:
                 reader = PlainReader(topic)
                 follower = Follower(machine.data_dir, reader)
@@ -173,8 +205,8 @@ class World:
             self.checks.model.compare(machine.directory)
             if damaged := verify_log(machine.data_dir)[1]:
                 raise Failure(f"{machine.name} has damage: {damaged}")
-            if why := difference(self.machines[0].data_dir, machine.data_dir):
-                raise Failure(f"{self.machines[0].name} and {machine.name} differ: {why}")
+            if why := difference(self.members[0].data_dir, machine.data_dir):
+                raise Failure(f"{self.members[0].name} and {machine.name} differ: {why}")
 
     def _end(self):
         """End all threads of the seed, and remove its files."""
@@ -188,11 +220,15 @@ class World:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def run_seed(seed, seconds=SECONDS, stop_at=None):
+def run_seed(seed, seconds=SECONDS, stop_at=None, without=()):
     """Run a seed. Returns: the world, and why it failed, "" where it did not."""
-    world = World(seed, stop_at)
+    world = World(seed, stop_at, without)
     try:
         world.run(seconds)
+    except CutShort:
+        world.is_cut_short = True
     except Failure as failure:
-        return world, str(failure)
+        return world, "" if world.is_cut_short else str(failure)
+    except StreamdError as error:
+        return world, f"what the run left cannot be read: {type(error).__name__} {error}"
     return world, ""
