@@ -442,6 +442,7 @@ def test_operations_have_short_names_that_do_not_change_and_paths_whole_paramete
         "similar",
         "statistics",
         "status_json",
+        "trials",
         "version_config",
         "version_metadata",
         "version_ready",
