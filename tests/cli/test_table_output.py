@@ -104,7 +104,7 @@ def in_terminal(*args, columns=80):
 def test_descriptions_of_commands_break_where_the_terminal_ends():
     lines = [line.strip("│ \n") for line in in_terminal("--help").splitlines()]
     text = " ".join(lines)
-    assert "and the archive if other machines follow the log." in text
+    assert "the archive if other machines follow the log" in text
     start = next(i for i, line in enumerate(lines) if line.startswith("run "))
     assert len(lines[start].removeprefix("run").strip()) > 55 and len(lines[start + 1]) > 40, lines[start:start + 3]
 
