@@ -21,7 +21,7 @@ from streamd import __version__
 from streamd.cli.health import ANSWER_SECONDS
 from streamd.cli.main import app as cli
 from streamd.settings.loading import Settings, effective, load_settings
-from streamd.telemetry import metrics, replica_metrics
+from streamd.telemetry import metrics, replica_metrics, score_metrics, trial_metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.port import open_port
 
@@ -61,7 +61,7 @@ def overlay(tmp_path, text):
 def exported():
     """Names of all series that streamd can export."""
     names = set(PROCESS)
-    for _name, metric in [*vars(metrics).items(), *vars(replica_metrics).items()]:
+    for metric in [m for module in (metrics, replica_metrics, score_metrics, trial_metrics) for m in vars(module).values()]:
         if isinstance(metric, prometheus_client.metrics.MetricWrapperBase):
             described, = metric.describe()
             suffixes = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}[described.type]
