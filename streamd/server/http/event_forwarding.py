@@ -128,9 +128,8 @@ class Forwarder:
 
     def _reason_of(self, error: Exception) -> str:
         """An error of the client as a reason, in an operator's words if the broker is silent."""
-        from kafka.errors import KafkaTimeoutError
-
-        if not isinstance(error, KafkaTimeoutError):
+        # The client names the object that waited in vain, not the broker.
+        if "waiting for future" not in str(error):
             return reason_of(error)
         return f"{self._kafka.bootstrap_servers} did not answer within {ACKNOWLEDGED_SECONDS:g} s"
 
