@@ -33,10 +33,12 @@ def models_list(config: ConfigOption = None, data_dir: DataOption = None) -> Non
     settings = settings_of(config, data_dir)
     registry = _registry(config, data_dir)
     last = registry.shown()
-    scores = version_scores(HistoryReader(settings.data_dir).refresh())
+    manifests = read_manifests(registry)
+    records = HistoryReader(settings.data_dir).refresh()
+    scores = version_scores(records, {m.name for m in manifests})
     table = Table("version", "learned until (UTC)", "loss", "windows", "MRR", "role", box=None)
     # Champion and shadow come from the last move; manifests do not contain them.
-    for m in read_manifests(registry):
+    for m in manifests:
         mark = (
             "champion"
             if last and m.name == last.champion

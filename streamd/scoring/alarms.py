@@ -25,7 +25,8 @@ SCHEMA = 1
 """Number of the record's schema, as of `ScoreRecord`."""
 FILE = "rarity"
 MAX_P = 0.01
-"""An event with a greater p-value never raises an alarm."""
+"""An event with a greater p-value never raises an alarm: on a stream with few events a day, the
+wanted number would call common events rare."""
 MAX_TIMES = 10_000
 """Number of newest events that give the number of events a day."""
 MAX_SOURCES = 100_000

@@ -30,6 +30,7 @@ DECAY = 0.95
 PRIOR_WEIGHT = 5.0
 """Weight of the edge set's mean surprise in the usual surprise of a source."""
 TIE_SEED = 0x7A11
+"""Seed of the hash that breaks ties, other than those of candidates and negatives."""
 
 
 def surprise(score_C: Float32) -> float:

@@ -11,7 +11,6 @@ from importlib.metadata import version
 from prometheus_client import Counter, Histogram
 
 import streamd.telemetry.replica_metrics  # noqa: F401 - every role exports those of its registry
-import streamd.telemetry.score_metrics  # noqa: F401 - the same
 from streamd import __version__
 from streamd.telemetry.gauge import Gauge
 from streamd.telemetry.registries import (
@@ -23,15 +22,13 @@ from streamd.telemetry.registries import (
 )
 from streamd.telemetry.registries import OWNED as OWNED
 from streamd.telemetry.registries import exported_by as exported_by
+from streamd.telemetry.score_metrics import FRESH
 
 # Bounds of the histograms' buckets, in seconds.
 FAST = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5, 1, 2, 5)
 """For commits and requests, which take milliseconds; up to the default deadline of 5 s."""
 SLOW = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 """For windows and swaps, which take from milliseconds to minutes."""
-FRESH = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
-"""For the time until events are visible in answers: finer than FAST around the target of one
-second."""
 
 # Of every role.
 build_info = Gauge(

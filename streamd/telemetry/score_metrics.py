@@ -5,6 +5,10 @@ from prometheus_client import Counter, Histogram
 from streamd.telemetry.gauge import Gauge
 from streamd.telemetry.registries import SCORE
 
+FRESH = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+"""Bounds of buckets in seconds, for the time until events are visible in answers or scored: finer
+than those of requests around the target of one second."""
+
 scores_written = Counter(
     "streamd_scores_written", "Scores that the score topic acknowledged", registry=SCORE
 )
@@ -14,7 +18,7 @@ scores_skipped = Counter(
 score_seconds = Histogram(
     "streamd_score_seconds",
     "Seconds from the commit that made an event visible until its score was acknowledged",
-    buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
+    buckets=FRESH,
     registry=SCORE,
 )
 score_behind = Gauge(

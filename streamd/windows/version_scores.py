@@ -1,7 +1,7 @@
 """The scores of each version over the windows that it scored as champion. All of them came after
 it; the window that it learned last was scored by the version before it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from streamd.windows.history import WindowRecord
@@ -31,12 +31,15 @@ class VersionScores:
     hits10: float | None
 
 
-def version_scores(records: Iterable[WindowRecord]) -> dict[str, VersionScores]:
-    """Version -> its scores, for each version or rule that scored a window."""
-    # Windows of mostly late events have no scores.
+def version_scores(
+    records: Iterable[WindowRecord], versions: Collection[str]
+) -> dict[str, VersionScores]:
+    """Version -> its scores, for those of `versions` that scored a window."""
+    # A history has years of windows, the registry few versions. Windows of mostly late events have
+    # no scores.
     windows: dict[str, list[WindowRecord]] = {}
     for record in records:
-        if record.num_scored and "live" in record.scores:
+        if record.scored_by in versions and record.num_scored and "live" in record.scores:
             windows.setdefault(record.scored_by, []).append(record)
     # A window of new destinations only has no event that model and rule share.
     kept = {

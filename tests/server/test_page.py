@@ -312,7 +312,7 @@ def test_an_operator_promotes_and_rolls_back_after_seeing_both_scores(browser, s
     for key in ("reader", "admin"):
         page.click(f"button[data-version='{other}']")
         both = page.inner_text("#both")
-        scores = version_scores(HistoryReader(world.path).refresh())
+        scores = version_scores(HistoryReader(world.path).refresh(), world.registry.names())
         assert f"{scores[other].mrr:.3f}" in both and f"{world.registry.manifest(other).scores['live']['mrr']:.3f}" not in both
         assert champion not in scores, "the newest version has scored nothing yet"
         confirm(page, "a look at an older one", key)

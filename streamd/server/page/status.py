@@ -228,12 +228,13 @@ class StatusPage:
         # Moves are read before versions: a version is written before the move that names it.
         moves, num_moves = self._registry.journal.recent()
         last = self._registry.shown()
-        scores = version_scores(self._history.records)
+        manifests = read_manifests(self._registry)
+        scores = version_scores(self._history.records, {m.name for m in manifests})
         return {
             "num_moves": num_moves,
             "champion": last and last.champion,
             "shadow": last and last.shadow,
-            "versions": [self._version(m, scores) for m in read_manifests(self._registry)][::-1],
+            "versions": [self._version(m, scores) for m in reversed(manifests)],
             "passed_over": passed_over(self._registry),
             "moves": [
                 {
