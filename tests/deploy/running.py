@@ -32,7 +32,8 @@ def running(path):
     daemon = Daemon(
         path / "data", broker.bootstrap_servers, "events", log__name="graph", log__store=f"file://{path}/store",
         ingest__idle_timeout_seconds=1.0, telemetry__ingest_port=free_port(), telemetry__train_port=free_port(),
-        telemetry__archive_port=free_port(), telemetry__score_port=free_port(),
+        telemetry__archive_port=free_port(), telemetry__score_port=free_port(), telemetry__trial_port=free_port(),
+        trials__name="ranking", trials__arms={"champion": 0.5, "rule": 0.5}, trials__topic="impressions", trials__edge_set="default",
         server__score_topic="scores", bootstrap__max_events=0, server__max_candidates=10)
     rows, sent = rows_of(3000), 0
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
@@ -64,7 +65,7 @@ def ports(daemon):
     telemetry = daemon.settings.telemetry
     return {"serve": daemon.settings.server.port, "ingest": telemetry.ingest_port,
             "train": telemetry.train_port, "archive": telemetry.archive_port, "score": telemetry.score_port,
-            "follow": telemetry.ingest_port}
+            "trial": telemetry.trial_port, "follow": telemetry.ingest_port}
 
 
 @contextlib.contextmanager
