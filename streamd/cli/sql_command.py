@@ -2,6 +2,7 @@
 
 import sys
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -15,6 +16,7 @@ from streamd.cli.options import (
     make_kernels_ready,
     out,
     printable,
+    quiet_client,
     settings_of,
 )
 from streamd.cli.table_output import print_table
@@ -36,12 +38,19 @@ def sql(
     format_: Annotated[
         Format, typer.Option("--format", help="Form of the result on stdout.")
     ] = "table",
+    scores: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of the view scores, one record a line; by default server.score_topic."
+        ),
+    ] = None,
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
-    """Ask the log in SQL: events, nodes, labels, windows, versions and moves, as of its newest
-    commit."""
+    """Ask the log in SQL: events, nodes, labels, windows, versions, moves, scores and facts, as of
+    its newest commit."""
     from streamd.cli.sql_shell import SqlShell, store_history
+    from streamd.scoring.stored_scores import score_source
     from streamd.table.opening import open_log
     from streamd.table.sql.session import SqlSession
 
@@ -51,8 +60,13 @@ def sql(
             "Parquet is not for a terminal.", "write it to a file, as > out.parquet."
         )
     # All statements of a shell see one commit.
-    with open_log(settings.data_dir) as snapshot:
-        session = SqlSession(snapshot, settings.sql.max_memory_bytes, settings.model)
+    with open_log(settings.data_dir) as snapshot, quiet_client():
+        session = SqlSession(
+            snapshot,
+            settings.sql.max_memory_bytes,
+            settings.model,
+            score_source(settings, scores),
+        )
         if statement is None and sys.stdin.isatty():
             err.print(
                 f"Commit {snapshot.commit:,} with events [{snapshot.first_event:,}, "

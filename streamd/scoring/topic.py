@@ -2,7 +2,7 @@
 position at which to resume."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kafka import TopicPartition
@@ -29,8 +29,9 @@ OWN = {
 LAST = 20
 """Number of newest records of each partition that are read: records of other logs may follow this
 log's."""
+POLL_SECONDS = 0.2
 READ_SECONDS = 5.0
-"""Longest wait for the topic's last records."""
+"""Longest wait for further records of the topic."""
 
 
 class SentReceipt:
@@ -90,25 +91,12 @@ def read_end(kafka: KafkaSettings, topic: str) -> list[ScoreRecord]:
         numbers = consumer.partitions_for_topic(topic)
         parts = [TopicPartition(topic, number) for number in sorted(numbers or ())]
         begin, end = consumer.beginning_offsets(parts), consumer.end_offsets(parts)
-        due = {tp for tp in parts if end[tp] > begin[tp]}
-        consumer.assign(sorted(due))
-        for tp in due:
-            consumer.seek(tp, max(begin[tp], end[tp] - LAST))
-
-        # Each partition up to the end offset of a moment ago.
-        last: list[ScoreRecord] = []
-        waits = READ_SECONDS
-        while due and waits > 0:
-            waits -= 0.2
-            for records in consumer.poll(timeout_ms=200).values():
-                found = (decode(record.value) for record in records)
-                last += [one for one in found if one is not None]
-            due = {tp for tp in due if consumer.position(tp, timeout_ms=1_000) < end[tp]}
-        if due:
-            raise KafkaError(
-                f"The end of the topic {topic!r} cannot be read.",
-                "check the brokers.",
-            )
+        first = {tp: max(begin[tp], end[tp] - LAST) for tp in parts}
+        decoded = [
+            decode(record.value)
+            for records in records_until(consumer, topic, first, end)
+            for record in records
+        ]
     except ClientError as error:
         raise KafkaError(
             f"The end of the topic {topic!r} cannot be read: {error}.",
@@ -116,7 +104,34 @@ def read_end(kafka: KafkaSettings, topic: str) -> list[ScoreRecord]:
         ) from None
     finally:
         consumer.close()
-    return last
+    return [one for one in decoded if one is not None]
+
+
+def records_until(
+    consumer: Any, topic: str, first: Mapping[Any, int], end: Mapping[Any, int]
+) -> Iterator[Sequence[Any]]:
+    """Yield the records of partitions in [first, end), as they arrive.
+
+    first, end: offsets by partition. Raises: KafkaError if none arrives for READ_SECONDS.
+    """
+    # Partitions without records in the range are not read.
+    due = {tp for tp in end if end[tp] > first[tp]}
+    consumer.assign(sorted(due))
+    for tp in due:
+        consumer.seek(tp, first[tp])
+    # The last offsets of a partition may be no records, so its position decides.
+    waits = READ_SECONDS
+    while due:
+        for tp, records in consumer.poll(timeout_ms=int(1000 * POLL_SECONDS)).items():
+            waits = READ_SECONDS
+            yield [record for record in records if record.offset < end[tp]]
+        waits -= POLL_SECONDS
+        due = {tp for tp in due if consumer.position(tp, timeout_ms=1_000) < end[tp]}
+        if due and waits <= 0:
+            raise KafkaError(
+                f"The topic {topic!r} cannot be read to its end.",
+                "check the brokers.",
+            )
 
 
 def look_at_score_topic(kafka: KafkaSettings, topic: str) -> str:

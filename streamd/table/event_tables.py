@@ -42,7 +42,7 @@ BASE = pa.schema(
 
 
 @dataclass(frozen=True)
-class _Events:
+class Events:
     """Some events as numbers, from which their columns are made. Each array is made on demand, as
     not every column needs each.
 
@@ -61,7 +61,7 @@ class EventColumns:
         self.keys = keys
         self.late_ids, self._late_us = log.original_times()
 
-    def make(self, name: str, events: _Events) -> Any:
+    def make(self, name: str, events: Events) -> Any:
         """A column as an Arrow array; not `edge_set`."""
         if name == "event":
             return array_over(events.ids(), pa.int64())
@@ -74,7 +74,7 @@ class EventColumns:
         nodes = events.column(end)
         return self.keys.texts(nodes) if rest == "key" else self.keys.integers(nodes)
 
-    def _original(self, events: _Events) -> Int64:
+    def _original(self, events: Events) -> Int64:
         """Times with the original ones of late events: int64[E] microseconds."""
         time = events.column("time").copy()
         place = places_in(self.late_ids, events.ids())
@@ -168,7 +168,7 @@ class SetEvents:
             assert ids is not None
             return ids[rows]
 
-        return self._columns.make(name, _Events(own_ids, lambda of: part.column(of)[rows]))
+        return self._columns.make(name, Events(own_ids, lambda of: part.column(of)[rows]))
 
     def _features(self, part: SetRows, rows: Rows) -> Float32:
         """Features of rows, float32[R, dim]; a view if the segment has all of today's features."""
@@ -211,7 +211,7 @@ class AllEvents:
                 events = _events_at(a, rows, read)
                 yield len(rows), {name: self._make(name, events) for name in columns}
 
-    def _make(self, name: str, events: _Events) -> Any:
+    def _make(self, name: str, events: Events) -> Any:
         if name == "edge_set":
             return self._names.take(pa.array(self._log.edge_sets_of(events.ids())))
         if name == FEATURES:
@@ -231,6 +231,6 @@ class AllEvents:
         return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows[own]))
 
 
-def _events_at(first: int, rows: Int64, read: dict[str, Int64]) -> _Events:
+def _events_at(first: int, rows: Int64, read: dict[str, Int64]) -> Events:
     """Some rows of events that were read from an event id on."""
-    return _Events(lambda: first + rows, lambda name: read[name][rows])
+    return Events(lambda: first + rows, lambda name: read[name][rows])

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -12,7 +13,8 @@ import pyarrow as pa
 from streamd.clock import parse_time_us, time_us
 from streamd.errors import StreamdError
 from streamd.eventlog.reader import LogReader
-from streamd.settings.loading import ModelSettings
+from streamd.scoring.stored_scores import ScoreSource, score_source
+from streamd.settings.loading import ModelSettings, load_settings
 from streamd.settings.sets import nearest_of
 from streamd.table.arrow_columns import pick
 from streamd.table.event_tables import AllEvents, EventColumns, SetEvents
@@ -21,6 +23,7 @@ from streamd.table.keys import NodeKeys
 from streamd.table.lease import Lease
 from streamd.table.node_tables import Labels, LogNodes
 from streamd.table.records import moves, newest_model, versions, windows
+from streamd.table.score_rows import ScoreRows
 
 Time = int | str | datetime | None
 """A bound of time: microseconds since 1970, ISO 8601, or a datetime; without a zone it is UTC."""
@@ -232,6 +235,36 @@ class LogSnapshot:
             self.event_table(edge_set)
             number = self.edge_sets.index(edge_set)
         return FactRows(self._log, model or newest_model(self._log.data_dir), number)
+
+    def scores(
+        self,
+        file: str | Path | None = None,
+        *,
+        config: str | Path | None = None,
+        since: Time = None,
+        until: Time = None,
+        columns: Sequence[str] | None = None,
+    ) -> Any:
+        """The events that the scoring role scored, with their scores; see docs/table.md.
+
+        Args:
+            file (str or Path, optional): the JSON of one record of the score topic a line. Without
+                it the topic `server.score_topic` of the settings is read up to its end.
+            config (str or Path, optional): the settings file. Environment variables count too.
+            since, until, columns: as of `events`.
+
+        Returns: a pyarrow.RecordBatchReader. It raises KafkaError if the topic cannot be read.
+
+        Raises: StreamdError for an unknown column; SettingsError; LeaseError.
+        """
+        bounds = _us(since, "since", EARLIEST_US), _us(until, "until", LATEST_US)
+        settings, _ = load_settings(None if config is None else Path(config), {})
+        source = score_source(settings, None if file is None else Path(file))
+        return self.read(self.score_table(source), "scores", columns, *bounds)
+
+    def score_table(self, source: ScoreSource) -> Table:
+        """The table of `scores`."""
+        return ScoreRows(self._columns, source)
 
     def windows(self) -> Any:
         """The finished windows with their scores, as a pyarrow.RecordBatchReader."""

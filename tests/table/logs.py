@@ -11,6 +11,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, SetKey, empty_batch
 from streamd.registry import Registry
+from streamd.scoring.record import ScoreRecord
 from streamd.settings.loading import schema_of
 from streamd.settings.paths import Paths
 from streamd.telemetry.heartbeat import Heartbeat
@@ -123,3 +124,16 @@ def us(column) -> list[int]:
 
 
 HOUR_US = 3600 * SECOND
+
+
+def score_lines(path: Path, events: range) -> list[bytes]:
+    """Records of the score topic of some events of a shop, also of deleted ones, with invented scores."""
+    log = LogReader.open(path)
+    names = log.state.schema.edge_set_names
+    src, dst, time = log.edges(events.start, events.stop)
+    sets = log.edge_sets(events.start, events.stop)
+    rank = np.random.default_rng(5).integers(1, 101, len(src)).tolist()
+    return [ScoreRecord(event=event, src=f"u:{src[i]}", dst=int(dst[i]) - 20, edge_set=names[sets[i]], time_us=int(time[i]), version="v", memory_event=event,
+                        known=True, score=3.0 - rank[i] / 50, rank=float(rank[i]), candidates=100, scored_at=float(time[i]) / 1e6 + 0.25,
+                        surprise=rank[i] / 10 if i % 7 else None, p_value=1 - rank[i] / 101 if i % 7 else None).encode(event)
+            for i, event in enumerate(events)]

@@ -7,9 +7,10 @@ import pytest
 
 import streamd
 from streamd.eventlog.reader import LogReader
+from streamd.scoring.stored_scores import FileScores
 from streamd.table.sql.session import SqlSession
 from tests.builders import settings
-from tests.table.logs import visible_ids
+from tests.table.logs import score_lines, visible_ids
 
 PAGE = (Path(streamd.__file__).parents[1] / "docs" / "table.md").read_text()
 QUERIES = dict(re.findall(r"\n([^\n`|]+?):\n\n```sql\n(.*?)```", PAGE, re.S))
@@ -18,9 +19,11 @@ MIN_ROWS = {"Score by window, with the best rule": 6, "Late events, with their d
 
 
 @pytest.fixture(scope="module")
-def session(shop):
+def session(shop, tmp_path_factory):
+    scores = tmp_path_factory.mktemp("scores") / "scores.ndjson"
+    scores.write_bytes(b"\n".join(score_lines(shop, range(300, 900))))
     with streamd.open_log(shop) as snapshot:
-        yield SqlSession(snapshot, 1 << 28, settings("x").model)
+        yield SqlSession(snapshot, 1 << 28, settings("x").model, FileScores(scores))
 
 
 def test_the_page_has_its_queries():

@@ -27,7 +27,7 @@ def rows(session, text):
 
 def test_every_table_is_a_view(session, shop):
     assert set(session.views) == {"events", "events_views", "events_buys", "nodes", "nodes_user", "nodes_item", "labels", "windows",
-                                  "versions", "moves", "facts"}
+                                  "versions", "moves", "facts", "scores"}
     log = LogReader.open(shop)
     for name, number in (("events", None), ("events_views", 0), ("events_buys", 1)):
         found = session.query(f"select event, src_key from {name}").read_all()

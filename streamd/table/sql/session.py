@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from streamd.errors import QueryError, StreamdError
+from streamd.scoring.stored_scores import NO_SCORES, ScoreSource
 from streamd.settings.loading import ModelSettings
 from streamd.table.log_snapshot import LogSnapshot
 
@@ -37,10 +38,15 @@ class SqlSession:
     """Answers statements over one snapshot. Owner: one thread."""
 
     def __init__(
-        self, snapshot: LogSnapshot, max_memory_bytes: int, model: ModelSettings | None = None
+        self,
+        snapshot: LogSnapshot,
+        max_memory_bytes: int,
+        model: ModelSettings | None = None,
+        scores: ScoreSource = NO_SCORES,
     ) -> None:
         """max_memory_bytes: bound of DuckDB's own memory. model: of facts, as of
-        `LogSnapshot.facts`. Raises: StreamdError if DuckDB is not installed."""
+        `LogSnapshot.facts`. scores: of the view `scores`, read if a statement names it. Raises:
+        StreamdError if DuckDB is not installed."""
         try:
             import duckdb
         except ImportError:
@@ -59,7 +65,10 @@ class SqlSession:
         times = snapshot.times
         self.views: dict[str, list[str]] = {}
         """Names of the columns of each view, for completion."""
-        tables = snapshot.tables() | {"facts": snapshot.fact_table(None, model)}
+        tables = snapshot.tables() | {
+            "facts": snapshot.fact_table(None, model),
+            "scores": snapshot.score_table(scores),
+        }
         for name, table in tables.items():
             dataset = TableDataset(snapshot, table, name, times, self._errors.append)
             self._connection.register(name, dataset)
