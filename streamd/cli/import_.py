@@ -37,6 +37,7 @@ def import_(
     """Append a file's events to the log, while no ingest runs; nodes of a TGUF file become integer
     keys."""
     from streamd.exchange.importing import import_file
+    from streamd.exchange.key_cells import all_doubts
 
     # The unit of a TGUF file is fixed.
     if file.suffix.lower() == ".tguf" and table.time_unit not in ("", "us"):
@@ -55,4 +56,4 @@ def import_(
         markup=False,
     )
     print_rounded(done.rounded.words)
-    print_warnings((*done.odd_keys.sentences, *done.doubts))
+    print_warnings(all_doubts(done.odd_keys, done.doubts))

@@ -4,7 +4,6 @@ options."""
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -93,15 +92,14 @@ def init(
     guessed = _guess_fields(name, found, clock.now_us(), _chosen(src, dst, time, features), asks)
     without_time = bool(found.file) and guessed.source["time"] == "record"
     if without_time:
-        guessed.doubts.append(NO_TIME.format(file=found.file))
-        err.print(printable(NO_TIME.format(file=found.file)), markup=False, soft_wrap=True)
+        _doubt_file_without_time(guessed.doubts, found.file)
 
     # Before writing: check that the text loads, and print the events that it makes of the sample.
     text = settings_text(SampledTopic(broker=broker, topic=name, sample=found.words), guessed)
     settings = _load_text(text)
-    refused = _judge(settings, name, found.records)
+    refused = _judge(settings, name, found)
     _write_new(file, text)
-    _print_next(file, name, "" if without_time else found.file)
+    _print_next(file, name, "" if without_time else found.file, refused)
     raise typer.Exit(1 if refused else 0)
 
 
@@ -142,6 +140,14 @@ def _guess_fields(topic: str, found: Found, now_us: int, chosen: "Chosen", asks:
             return guess(topic, found.records, now_us, chosen=given)
         except SettingsError as error:
             err.print(printable(str(error)), markup=False, soft_wrap=True)
+
+
+def _doubt_file_without_time(doubts: list[str], file: str) -> None:
+    """Replace the doubt that the Kafka timestamp is taken: rows of a file have none."""
+    from streamd.exchange.guess_times import NO_TIME as KAFKA_TIME
+
+    doubts[:] = [doubt for doubt in doubts if doubt != KAFKA_TIME]
+    doubts.append(NO_TIME.format(file=file))
 
 
 def _chosen(src: str | None, dst: str | None, time: str | None, features: str | None) -> "Chosen":
@@ -213,19 +219,24 @@ def _load_text(text: str) -> Settings:
         return load_settings(path)[0]
 
 
-def _judge(settings: Settings, topic: str, records: Sequence[Any]) -> int:
-    """Print the first refused records, the first event and a summary, by the same judgement as
-    `streamd sources check`. Returns: the number of refused records."""
+def _judge(settings: Settings, topic: str, found: Found) -> int:
+    """Print the first refused records, the first event, a summary and doubts about keys, by the
+    same judgement as `streamd sources check`. Returns: the number of refused records."""
     from streamd.clock import SystemClock
-    from streamd.exchange.sample import Sample, judge
+    from streamd.exchange.sample import NOW, Sample, judge
 
-    verdict = judge(settings, Sample(topic, {0: list(records)}), SystemClock())
+    verdict = judge(settings, Sample(topic, {0: found.records}), SystemClock())
     for judged in [j for j in verdict.judged if not j.event][:SHOWN]:
         err.print(Text(printable(f"record {judged.offset}: {judged.what}: {judged.error}")))
     first = next((j.event for j in verdict.judged if j.event), None)
     if first:
         out.print(Text(printable(f"first event: {first}")), soft_wrap=True)
-    out.print(verdict.words(len(records)), soft_wrap=True, markup=False, highlight=False)
+    out.print(verdict.words(len(found.records)), soft_wrap=True, markup=False, highlight=False)
+    of_file = (
+        [NOW.format(file=found.file)] if found.file and settings.sources[0].time == "record" else []
+    )
+    for sentence in verdict.sentences(of_file):
+        err.print(printable(sentence), soft_wrap=True, markup=False, highlight=False)
     return verdict.refused.total()
 
 
@@ -246,11 +257,13 @@ def _write_new(file: Path, text: str) -> None:
         Path(made.name).unlink()
 
 
-def _print_next(file: Path, topic: str, sample: str) -> None:
+def _print_next(file: Path, topic: str, sample: str, refused: int) -> None:
     """Print the next commands. sample: a file that can be imported, "" for none; its commands need
-    no broker."""
+    no broker. refused: number of its rows that would stop an import."""
     lines = [f"written: {file}", f"  export STREAMD_CONFIG={file}"]
     if sample:
+        if refused:
+            lines.append(f"once {sample} has no refused rows, which stop a backtest:")
         lines += [f"  streamd backtest {sample} --source {topic}", "with a broker:"]
     lines += [f"  streamd sources check {topic}", "  streamd doctor && streamd run"]
     for line in lines:

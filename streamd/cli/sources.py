@@ -70,10 +70,8 @@ def sources_check(
     print_records(out, head, rows, num_long=1)
     out.print(verdict.words(len(sample)), soft_wrap=True, markup=False, highlight=False)
     print_rounded(verdict.rounded.words)
-    held = (verdict.held,) if verdict.held else ()
-    doubts = (*verdict.odd_keys.sentences, *verdict.doubts, *sample.doubts)
-    for told in (*held, *verdict.absent, *doubts):
-        err.print(printable(told), soft_wrap=True, markup=False, highlight=False)
+    for sentence in verdict.sentences(sample.doubts):
+        err.print(printable(sentence), soft_wrap=True, markup=False, highlight=False)
     raise typer.Exit(1 if verdict.refused or verdict.absent or verdict.held else 0)
 
 

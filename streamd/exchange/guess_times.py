@@ -35,6 +35,8 @@ DIGITS = re.compile(
 """A date, or a date and a time, as digits without separators."""
 YEAR = re.compile(r"(19[7-9]|20)\d+")
 """A year as digits, if the field's name means a year."""
+DATE = re.compile(r"\d{4}-\d\d-\d\d")
+"""A date without a time of day."""
 FOREIGN = re.compile(
     r"\d{1,4}[./]\d{1,2}[./]\d{2,4}([ ,T].*)?|\d{1,2}[-/ ][A-Z][a-z]{2}[-/ ,]+\d{4}.*"
     r"|[A-Z][a-z]{2},? .*\d{1,2}:\d{2}.*|\d{4}-\d\d-\d\d[T ]\d\d:\d\d.*"
@@ -65,7 +67,7 @@ def find_time(
     for path, at in fields.scalars.items():
         if form := form_of(path, at, now_us):
             # A date is coarser than another time of the same event, so rank it lower.
-            is_coarse = are_dates_in_digits(path, at)
+            is_coarse = are_dates_in_digits(path, at) or are_dates(at)
             found.append((_rank(path, at, fields.count) - is_coarse, path, form))
         elif why := why_unread(path, at, now_us):
             unread[path] = why
@@ -100,7 +102,11 @@ def find_time(
             f"{utc(Times(DATES).one(example, path))}"
         )
     if missing := fields.missing(path):
-        doubts.append(f"{path} is missing in {missing} of {fields.count} records")
+        doubts.append(
+            f"{path} is missing in {missing} of {fields.count} records: such records become dead "
+            "letters, and a file with one is not read; name a time that all records have, or let "
+            "the producer write it"
+        )
     return FoundTimes(path, form, times)
 
 
@@ -169,6 +175,11 @@ def why_unread(path: str, at: Seen, now_us: int) -> str:
         example = texts[0][:MAX_EXAMPLE]
         return f"{example!r} is not ISO 8601: let the producer or the table write it so"
     return ""
+
+
+def are_dates(at: Seen) -> bool:
+    """Whether all values are dates without a time of day, such as 2026-03-01."""
+    return all(isinstance(v, str) and DATE.fullmatch(v) for v in at.values)
 
 
 def _forms_of_each(path: str, at: Seen, now_us: int) -> dict[str, Any]:

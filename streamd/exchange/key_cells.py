@@ -4,8 +4,10 @@
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
+from streamd.eventlog.odd_keys import OddKeys
 from streamd.exchange.times import Misfit, shown_value
 from streamd.settings.sources import KeyType
 
@@ -15,6 +17,8 @@ CUT = r"[0-9](?:\.[0-9]+)?E\+[0-9]{1,3}"
 """An integer as spreadsheets write long ones."""
 DIGITS = re.compile(rf"[+-]?(?:[0-9]+(?:\.0)?|{CUT})")
 """Text that looks like an integer, although perhaps not in the form of `INTEGER_KEY`."""
+STRIP = "--strip leaves blanks out"
+"""The remedy for blanks around the keys of a file."""
 NO_INTEGER = re.compile(rf"-?(?:[0-9]+\.0|{CUT})")
 """Integers as programs write them in a column of another type."""
 
@@ -33,6 +37,13 @@ def is_integer_key(text: str) -> bool:
     return INTEGER_KEY.fullmatch(text) is not None and abs(int(text)) < 2**63
 
 
+def all_doubts(odd: OddKeys, of_file: Sequence[str]) -> list[str]:
+    """The sentences on odd keys, then those on the cells of a file; blanks around keys once."""
+    if any(doubt.endswith(STRIP) for doubt in of_file):
+        odd = replace(odd, blank="")
+    return [*odd.sentences, *of_file]
+
+
 class KeyCells:
     """Reads the cells of one column of keys. Owner: the reader of a file.
 
@@ -47,7 +58,7 @@ class KeyCells:
         kind: KeyType | None,
         way_out: str,
         doubt: Callable[[str], None],
-        strip: str = "--strip leaves blanks out",
+        strip: str = STRIP,
     ) -> None:
         self._column = column
         self._kind = kind

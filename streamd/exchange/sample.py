@@ -3,7 +3,7 @@ settings."""
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -25,6 +25,7 @@ from streamd.eventlog.odd_keys import OddKeys, count_copies, odd_keys, placehold
 from streamd.events import DELETE, EDGE, LABEL, NODE, Key, Schema, split_key
 from streamd.exchange.absent_paths import absent_paths
 from streamd.exchange.event_files import EventFile
+from streamd.exchange.key_cells import all_doubts
 from streamd.exchange.load import FileRow
 from streamd.exchange.named_features import with_named_features
 from streamd.exchange.sourced import read_rows, rows_of_sources, sources_of
@@ -219,6 +220,12 @@ class Verdict:
     odd_keys: OddKeys
     doubts: list[str]
     held: str = ""
+
+    def sentences(self, of_file: Sequence[str] = ()) -> list[str]:
+        """A sentence on each reason to correct the records or the settings. of_file: the doubts of
+        the file's reader."""
+        held = [self.held] if self.held else []
+        return [*held, *self.absent, *all_doubts(self.odd_keys, (*self.doubts, *of_file))]
 
     def words(self, num_records: int) -> str:
         """The counts as text. num_records: of the sample."""

@@ -32,6 +32,10 @@ def read(tmp_path):
     return load_settings(tmp_path / "settings.yaml", environ={})[0]
 
 
+def comments_of(tmp_path):
+    return " ".join((tmp_path / "settings.yaml").read_text().replace("#", "").split())
+
+
 def rows(tmp_path, count=50):
     file = tmp_path / "shop.csv"
     file.write_text("who,what,at,price,rank\n" + "".join(f"u{n % 7},i{n % 5},{1790000000 + n},{n % 3}.5,{n % 4}\n" for n in range(count)))
@@ -145,9 +149,10 @@ def test_a_table_that_cannot_be_read_is_refused_by_what_to_change(tmp_path, text
 def test_a_table_whose_times_cannot_be_read_is_said(tmp_path):
     (tmp_path / "shop.csv").write_text("who,what,at\n" + "".join(f"u{n % 7},i{n % 6},01.03.2026 07:{n}\n" for n in range(10, 40)))
     done = invoke(tmp_path, "--topic", "shop", "--sample", tmp_path / "shop.csv")
-    comments = (tmp_path / "settings.yaml").read_text().replace("#", "").split()
-    assert "shop.csv has no time that could be read" in done.output and "has no time that could be read" in " ".join(comments)
-    assert "backtest" not in done.output, "a command that would be refused"
+    comments = comments_of(tmp_path)
+    assert "those of this command" in done.output and "has no time that could be read" in comments
+    assert "Kafka timestamp is taken" not in comments, "one comment on the time is enough"
+    assert "  streamd backtest" not in done.output, "a command that would be refused"
     looked = CliRunner().invoke(app, ["sources", "check", str(tmp_path / "shop.csv"), "--config", str(tmp_path / "settings.yaml")])
     assert "shop.csv have no timestamp" in looked.output and "refuse such rows" in " ".join(looked.output.split())
 
@@ -180,6 +185,26 @@ def test_records_that_are_refused_are_shown_and_end_with_status_1(tmp_path):
     (tmp_path / "r.ndjson").write_text(json.dumps(RECORD) + "\n" + json.dumps(RECORD | {"ts": None}) + "\n")
     done = invoke(tmp_path, "--topic", "clicks", "--sample", tmp_path / "r.ndjson")
     assert done.exit_code == 1 and "1 refused" in done.output and (tmp_path / "settings.yaml").exists()
+    assert f"once {tmp_path / 'r.ndjson'} has no refused rows, which stop a backtest:" in done.output
+    assert "ts is missing in 1 of 2 records: such records become dead letters" in comments_of(tmp_path)
+
+
+def test_a_timestamp_is_preferred_to_a_date(tmp_path):
+    (tmp_path / "shop.csv").write_text("who,what,date,timestamp\n" + "".join(
+        f"u{n % 7},i{n % 6},2026-03-01,2026-03-01T07:{n}:00Z\n" for n in range(10, 40)))
+    invoke(tmp_path, "--topic", "shop", "--sample", tmp_path / "shop.csv")
+    assert read(tmp_path).sources[0].fields.time.path == ("timestamp",)
+
+
+def test_blanks_around_keys_are_reported_once(tmp_path):
+    file = tmp_path / "shop.csv"
+    file.write_text("who,what,at\n" + "".join(f"u{n % 7}{' ' * (n % 2)},i{n % 6},{1790000000 + n}\n" for n in range(40)))
+    done = invoke(tmp_path, "--topic", "shop", "--sample", file)
+    assert done.output.count("is another node than") == 1
+    for command in ("sources", "check"), ("import",):
+        where = () if command == ("sources", "check") else ("--data-dir", str(tmp_path / "data"), "--source", "shop")
+        done = CliRunner().invoke(app, [*command, str(file), "--config", str(tmp_path / "settings.yaml"), *where])
+        assert done.exit_code == 0 and done.output.count(" which is another key than ") == 1 and "another node" not in done.output
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "[1]", "7", '{"a": 1}\n{'])

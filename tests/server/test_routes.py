@@ -168,7 +168,7 @@ def test_inference_refuses_tensors_that_do_not_fit_with_the_protocols_error(worl
 def test_events_that_are_not_wrapped_are_refused_with_the_body_that_they_should_have(world, body):
     told = post(world, "/v1/events", body, 422)["detail"]
     assert told.startswith('body: send events as {"events": [{"src": ..., "dst": ...}, ...]}, and records of a topic')
-    assert "send events, or records" in post(world, "/v1/events", {}, 422)["detail"]
+    assert post(world, "/v1/events", {}, 422)["detail"] == told.removeprefix("body: ")
 
 
 def test_a_version_is_promoted_and_rolled_back_by_rest_with_a_reason(tmp_path):
@@ -306,7 +306,7 @@ def replace_forwarder(world, monkeypatch, chosen, sent):
 def test_records_by_rest_are_checked_by_the_topics_source(world, monkeypatch):
     sent = []
     record = {"u": 1, "v": 30, "t": 5, "f": [1, 2]}
-    assert "send events" in post(world, "/v1/events", {"records": [record]}, 422)["detail"]
+    assert 'send them as {"events": [...]}' in post(world, "/v1/events", {"records": [record]}, 422)["detail"]
     feature = FeatureSettings(vector=2)
     mapping = {"topic": "events", "fields": {"src": {"path": "u", "prefix": "n:"}, "dst": "v", "time": "t", "features": {"both": "f"}}, "where": {"v": 30}}
     s = world.state.settings
@@ -317,7 +317,7 @@ def test_records_by_rest_are_checked_by_the_topics_source(world, monkeypatch):
     assert [e["offset"] for e in told["events"]] == [0, 1]
     assert [(key, json.loads(value)) for key, value in sent] == [(b"n:1", record), (b"", record | {"v": 7})]
     assert "event 1: time (t) is text" in post(world, "/v1/events", {"records": [record, record | {"t": "x"}]}, 422)["detail"]
-    assert "send records" in post(world, "/v1/events", {"events": [{"src": 1, "dst": 2}]}, 422)["detail"]
+    assert 'send them as {"records": [...]}' in post(world, "/v1/events", {"events": [{"src": 1, "dst": 2}]}, 422)["detail"]
     for wrong in ({}, {"events": [{"src": 1, "dst": 2}], "records": [record]}, {"records": []}, {"records": [5]}, {"records": [record | {"u": 10**30}]}):
         post(world, "/v1/events", wrong, 422)
     assert len(sent) == 2
@@ -411,7 +411,11 @@ def test_a_head_that_never_ends_is_cut_off(world, address, monkeypatch):
     with socket.create_connection(address, timeout=10) as link:
         for _ in range(2):
             link.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            assert link.recv(4096).startswith(b"HTTP/1.1 200")
+            answer = b""
+            # The head and the body may come apart.
+            while not answer.endswith(b"}"):
+                answer += link.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 200")
             time.sleep(0.4)
 
 

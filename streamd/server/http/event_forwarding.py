@@ -80,8 +80,8 @@ class Forwarder:
         source = self._source
         if mapped != (source is not None):
             own = "records of a source" if source is not None else "streamd's own events"
-            field = "records" if source is not None else "events"
-            raise BadEvent("wrong_type", f"topic {self.topic} has {own}: send {field}")
+            body = '{"records": [...]}' if source is not None else '{"events": [...]}'
+            raise BadEvent("wrong_type", f"topic {self.topic} has {own}: send them as {body}")
         if source is not None and source.format not in JSON_FORMATS:
             raise BadEvent(
                 "unsupported",

@@ -37,6 +37,7 @@ from streamd.server.v1.contents import (
 )
 from streamd.server.v1.schema_response import schema_response
 from streamd.server.v1.schemas import (
+    EVENT_BODIES,
     CompletionResponse,
     EmbeddingResponse,
     EventsRequest,
@@ -240,7 +241,7 @@ async def events(body: EventsRequest, state: State) -> EventsResponse:
     the log and in answers once ingest has read them. If ingest would refuse one of them, the
     request fails and none is sent."""
     if (body.events is None) == (body.records is None):
-        raise HTTPException(422, "send events, or records if the topic has a source")
+        raise HTTPException(422, EVENT_BODIES)
     try:
         values = (
             [msgspec.json.encode(event.model_dump(exclude_none=True)) for event in body.events]

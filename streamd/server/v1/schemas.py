@@ -192,6 +192,13 @@ class Event(RequestBody):
     )
 
 
+EVENT_BODIES = (
+    'send events as {"events": [{"src": ..., "dst": ...}, ...]}, and records of a topic that has '
+    'a source as {"records": [...]}'
+)
+"""The two forms of the body of an EventsRequest."""
+
+
 class EventsRequest(RequestBody):
     """Events, sent in their order; or records in the format of the topic's source."""
 
@@ -201,10 +208,7 @@ class EventsRequest(RequestBody):
         """Refuse a bare event or list of events, and show the right form of the body."""
         is_bare = isinstance(content, dict) and content and not {"events", "records"} & {*content}
         if is_bare or isinstance(content, list):
-            raise ValueError(
-                'send events as {"events": [{"src": ..., "dst": ...}, ...]}, and records of a '
-                'topic that has a source as {"records": [...]}'
-            )
+            raise ValueError(EVENT_BODIES)
         return content
 
     events: list[Event] | None = Field(None, min_length=1, max_length=1000)
