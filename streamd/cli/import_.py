@@ -1,7 +1,7 @@
 """The `streamd import` command, which is also `streamd tguf import`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,10 +13,14 @@ from streamd.cli.options import (
     out,
     print_rounded,
     print_warnings,
+    quiet_client,
     settings_of,
 )
 from streamd.errors import SettingsError
 from streamd.telemetry.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from streamd.exchange.warm_start.warm_start import Then
 
 FileArgument = Annotated[
     Path,
@@ -27,9 +31,37 @@ FileArgument = Annotated[
 ]
 
 
+ThenOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Topic from which ingest continues after the file; may be given several times."
+    ),
+]
+AtOption = Annotated[
+    str,
+    typer.Option(
+        help="With --then: the time up to which the file has the topics' events, by default that "
+        "of its newest one, or a .json file with the next offset of each partition."
+    ),
+]
+SeamOption = Annotated[
+    float,
+    typer.Option(
+        min=0, help="With --then: compare each event from so long before that time until after."
+    ),
+]
+GapOption = Annotated[
+    bool, typer.Option("--accept-gap", help="With --then: continue even if events are missing.")
+]
+
+
 @with_file_options
 def import_(
     file: FileArgument,
+    then: ThenOption = None,
+    at: AtOption = "",
+    seam_seconds: SeamOption = 3600.0,
+    accept_gap: GapOption = False,
     table: FileOptions = FileOptions(),
     config: ConfigOption = None,
     data_dir: DataOption = None,
@@ -48,12 +80,33 @@ def import_(
     settings = settings_of(config, data_dir)
     columns = table.columns()
 
-    with ProgressLine(err, f"importing {file}") as line:
-        done = import_file(settings, file, columns, line.at)
+    seam = _seam(then or [], at, seam_seconds, accept_gap)
+
+    with quiet_client(), ProgressLine(err, f"importing {file}") as line:
+        done = import_file(settings, file, columns, line.at, then=seam)
     out.print(
         f"{done.num_events:,} events appended to {settings.data_dir}: {done.times}",
         soft_wrap=True,
         markup=False,
     )
+    if done.joined is not None:
+        out.print(done.joined.words, soft_wrap=True, markup=False)
     print_rounded(done.rounded.words)
     print_warnings(all_doubts(done.odd_keys, done.doubts))
+
+
+def _seam(topics: list[str], at: str, seam_seconds: float, accept_gap: bool) -> "Then | None":
+    """The topics after the file, None without any. Raises: SettingsError for options that need
+    one."""
+    from streamd.exchange.warm_start.warm_start import Then
+
+    if topics:
+        return Then(
+            topics=tuple(dict.fromkeys(topics)),
+            at=at,
+            seam_seconds=seam_seconds,
+            accept_gap=accept_gap,
+        )
+    if at or accept_gap:
+        raise SettingsError("--at and --accept-gap need a topic.", "name it with --then.")
+    return None

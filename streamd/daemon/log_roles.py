@@ -13,6 +13,8 @@ import structlog
 from streamd.clock import Clock, SystemClock
 from streamd.daemon.role_lock import once_unlocked
 from streamd.errors import SettingsError
+from streamd.events import Progress
+from streamd.exchange.warm_start.import_mark import unfinished_import
 from streamd.processes import collect_garbage_rarely
 from streamd.roles import ARCHIVE, FOLLOW, make_folder, take_over
 from streamd.settings.loading import Settings, schema_of
@@ -82,6 +84,7 @@ def run_ingest(settings: Settings, stop: threading.Event) -> None:
 
     # Build the parts before the first heartbeat.
     try:
+        check_import(writer.progress)
         take_over(settings.data_dir, "ingest")
         loop = make_loop(settings, writer, SystemClock(), beat)
         if not is_standby:
@@ -92,6 +95,16 @@ def run_ingest(settings: Settings, stop: threading.Event) -> None:
         loop.run(stop)
     finally:
         writer.close()
+
+
+def check_import(progress: Progress) -> None:
+    """Raises: SettingsError if the log has only a part of the history that topics continue."""
+    unfinished = unfinished_import(progress)
+    if unfinished:
+        raise SettingsError(
+            f"The import of {unfinished} into this log is unfinished.",
+            "repeat `streamd import` with its options, or begin a new data_dir.",
+        )
 
 
 def make_loop(

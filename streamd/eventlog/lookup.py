@@ -184,23 +184,23 @@ class EdgeLookup:
         self._segments = MappedSegments(data_dir)
         self._late = LateEdges(data_dir)
 
-    def holds(
+    def count(
         self, state: LogState, src_X: Int64, dst_X: Int64, time_X: Int64, set_X: Int64 | int = 0
-    ) -> Bools:
-        """Whether the log has an edge of an edge set with the endpoints and the original time of
-        each name, deleted or not: bool[X].
+    ) -> Int64:
+        """Number of edges of an edge set that the log has with the endpoints and the original time
+        of each name, deleted or not: int64[X].
 
         state: the log's, up to which commits are searched.
         """
         self._segments.take(state)
         self._late.take(state)
-        held = np.zeros(len(src_X), np.bool_)
+        count = np.zeros(len(src_X), np.int64)
         dst_X = self._segments.in_sets(dst_X, set_X)
         for a in range(0, len(src_X), SLICE):
             part = slice(a, a + SLICE)
             names, name_X = _distinct(src_X[part], dst_X[part], time_X[part])
-            met_K = np.zeros(len(names.key_K), np.bool_)
+            count_K = np.zeros(len(names.key_K), np.int64)
             for _, name in _matches(self._segments, self._late, names):
-                met_K[name] = True
-            held[part] = met_K[name_X]
-        return held
+                count_K += np.bincount(name, minlength=len(count_K))
+            count[part] = count_K[name_X]
+        return count

@@ -28,7 +28,7 @@ from streamd.eventlog.publisher import Publisher
 from streamd.eventlog.recovery import drop_journals, replacement, sweep
 from streamd.eventlog.segment_files import SegmentFiles, newest_time
 from streamd.eventlog.sets_writer import new_segment
-from streamd.events import Bools, EventBatch, Gap, Int64, Progress, Schema
+from streamd.events import EventBatch, Gap, Int64, Progress, Schema
 from streamd.storage import DISK, Disk, FileWithHoles
 
 logger = structlog.get_logger()
@@ -93,10 +93,12 @@ class LogWriter:
         """The schema of the rows that commits append."""
         return self.files.schema
 
-    def has_edges(self, src_X: Int64, dst_X: Int64, time_X: Int64, set_X: Int64 | int = 0) -> Bools:
-        """Whether the log has an edge of a set between two node ids with this original event time,
-        deleted or not: bool[X]."""
-        return self._lookup.holds(self.state, src_X, dst_X, time_X, set_X)
+    def count_edges(
+        self, src_X: Int64, dst_X: Int64, time_X: Int64, set_X: Int64 | int = 0
+    ) -> Int64:
+        """Number of edges of a set that the log has between two node ids with this original event
+        time, deleted or not: int64[X]."""
+        return self._lookup.count(self.state, src_X, dst_X, time_X, set_X)
 
     @property
     def watermark(self) -> int:

@@ -18,6 +18,9 @@ from streamd.exchange.text_files import Row, TextForm, as_text, check_columns, c
 from streamd.exchange.times import Misfit
 
 CSV, NDJSON, PARQUET, ARROW, ARROW_STREAM = "csv", "ndjson", "parquet", "arrow", "arrow stream"
+ICEBERG = "iceberg"
+METADATA = ".metadata.json"
+"""Ending of the file that names the files of a snapshot of an Iceberg table."""
 KINDS = {
     ".csv": CSV,
     ".tsv": CSV,
@@ -71,6 +74,8 @@ class EventFile:
     def _kind_of(self, part: Path) -> str:
         """The kind of a file by its name; "" if its first bytes decide. Raises: SettingsError."""
         endings = [ending.lower() for ending in part.suffixes]
+        if part.name.endswith(METADATA):
+            return ICEBERG
         # The ending before .gz determines the kind.
         if endings and endings[-1] == ".gz":
             endings.pop()
@@ -139,6 +144,9 @@ class EventFile:
         if kind in (ARROW, ARROW_STREAM):
             yield from _arrow_rows(part, kind, wanted)
             return
+        if kind == ICEBERG:
+            yield from _iceberg_rows(part, wanted)
+            return
         # Text is opened once, because a pipe cannot be read twice.
         file = open_bytes(part)
         if not kind:
@@ -160,15 +168,21 @@ class EventFile:
 
 
 def _parts_of(folder: Path) -> list[Path]:
-    """The files of a folder in the order of their names, without marks such as _SUCCESS. Raises:
-    SettingsError."""
-    parts = [one for one in sorted(folder.iterdir()) if one.name[0] not in "._"]
-    folders = [one.name for one in parts if one.is_dir()]
-    if folders:
-        raise SettingsError(
-            f"{folder} has folders in it, such as {folders[0]}.",
-            "name one of them: values in the names of folders are not read.",
-        )
+    """The files of a folder in the order of their names, without marks such as _SUCCESS, and those
+    in partitions such as `day=2026-01-31`. Raises: SettingsError."""
+    parts = []
+    for one in sorted(folder.iterdir()):
+        if one.name[0] in "._":
+            continue
+        if not one.is_dir():
+            parts.append(one)
+        elif "=" in one.name:
+            parts += _parts_of(one)
+        else:
+            raise SettingsError(
+                f"{folder} has folders in it, such as {one.name}, which are no partitions.",
+                "name one of them.",
+            )
     # A folder that is still being written may contain only its mark.
     if not parts:
         raise SettingsError(f"{folder} is a folder without files.", "check the path.")
@@ -187,7 +201,7 @@ def _count_rows(part: Path, kind: str, header: bool) -> int:
     if kind == PARQUET:
         with _parquet_file(part) as table:
             return int(table.metadata.num_rows)
-    if kind in (ARROW, ARROW_STREAM):
+    if kind in (ARROW, ARROW_STREAM, ICEBERG):
         return 0
     # Lines end with either character. The header of a table is not an event.
     lines = 0
@@ -247,6 +261,26 @@ def _arrow_rows(path: Path, kind: str, wanted: Sequence[str]) -> Iterator[Row]:
             check_columns(file.schema.names, wanted)
             for number in range(file.num_record_batches):
                 yield from _batch_rows(file.get_batch(number), wanted)
+    except pa.ArrowException as error:
+        raise ValueError(str(error)) from None
+
+
+def _iceberg_rows(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
+    """Yield the rows of an Iceberg table as of a metadata file, file by file. Raises: as
+    `_parquet_rows`."""
+    try:
+        from pyiceberg.table import StaticTable
+    except ImportError:
+        raise SettingsError(
+            "Iceberg tables need pyiceberg.", "pip install 'streamd-gnn[iceberg]'."
+        ) from None
+    import pyarrow as pa
+
+    try:
+        table = StaticTable.from_metadata(str(path))
+        check_columns(table.schema().column_names, wanted)
+        for batch in table.scan(selected_fields=tuple(wanted) or ("*",)).to_arrow_batch_reader():
+            yield from _batch_rows(batch, wanted)
     except pa.ArrowException as error:
         raise ValueError(str(error)) from None
 

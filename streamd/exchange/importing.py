@@ -23,6 +23,8 @@ from streamd.exchange.published import FEATURES_HINT, find_data_set
 from streamd.exchange.sourced import resolve_source, rows_for_source
 from streamd.exchange.tables import Columns, read_events, resolved
 from streamd.exchange.times import Misfit, Times
+from streamd.exchange.warm_start.import_mark import ImportMark
+from streamd.exchange.warm_start.warm_start import JoinedTopics, Then, check_new, join_topics
 from streamd.settings.loading import Settings, schema_of
 
 IMPORT_ROWS = 65_536
@@ -44,6 +46,7 @@ class Imported:
     rounded: Rounded
     odd_keys: OddKeys
     doubts: tuple[str, ...] = ()
+    joined: JoinedTopics | None = None
 
 
 def import_file(
@@ -52,11 +55,14 @@ def import_file(
     columns: Columns,
     progress: Callable[[int, int], None],
     is_kept: bool = True,
+    then: Then | None = None,
 ) -> Imported:
     """Append the events of a file to the log.
 
     1. Check all that can be checked: after step 2 a wrong width would need a new data directory.
     2. Open and lock the log, or create it, and append in parts. An error keeps committed parts.
+    3. With `then`, commit the positions at which ingest continues. Then each commit of step 2 has
+       the position in the file, at which the same import continues after a kill.
 
     Numeric times of a table are in the columns' unit, those of a TGUF file in microseconds.
 
@@ -65,13 +71,11 @@ def import_file(
     Raises: StreamdError naming the first row that does not fit; LockedError while ingest runs.
     """
     # A TGUF file has widths in its header; the rows of a table are read as JSON events.
-    if not path.exists():
-        raise SettingsError(f"{path} is not a file.", "check the path.")
-    file = open_tguf(path) if path.suffix.lower() == ".tguf" else None
+    file = _open_if_tguf(path)
     settings, columns = resolve_source(settings, columns)
     published = find_data_set(columns.published) if columns.published else None
-    schema = schema_of(settings)
-    clock = SystemClock()
+    mark = (then, _mark_of(settings, path, columns, then)) if then else None
+    schema, clock = schema_of(settings), SystemClock()
 
     # 1. Check before the log is created, because its widths never change.
     times = _times_of(settings, columns, file is not None, clock)
@@ -89,21 +93,66 @@ def import_file(
     position = None if file is not None else table.position
     unit = None if topic else times.find_other_unit
     column = "" if topic or file is not None else columns.time
-    with open_loader(
-        settings, clock, str(path), topic, edge_set, position, unit, column, is_kept
-    ) as loader:
-        if file is None:
-            total = table.count_rows()
-            loader.rows(events, lambda done: progress(done, total))
-        else:
+    of_rows = topic, edge_set, position, unit, column
+    with open_loader(settings, clock, str(path), *of_rows, is_kept) as loader:
+        joined = None
+        if file is not None:
             _import_tguf(file, loader, progress)
+        else:
+            joined = _import_table(settings, loader, events, table, mark, progress)
     if topic and loader.last_us >= 0:
         times.extend(loader.first_us, loader.last_us, f"the source of {topic} defines")
-    odd = _odd_keys(settings, loader.first_edge)
     # A log without features may be intended, so this is only a doubt.
     if published is not None and published.features and not schema.edge_feature_dim:
         doubts.append(f"not taken as features: {', '.join(published.features)}; {FEATURES_HINT}")
-    return Imported(loader.num_events, times.summary(), loader.rounded, odd, tuple(doubts))
+    doubts += joined.doubts if joined else ()
+    odd = _odd_keys(settings, loader.first_edge)
+    return Imported(loader.num_events, times.summary(), loader.rounded, odd, tuple(doubts), joined)
+
+
+def _open_if_tguf(path: Path) -> TGUFFile | None:
+    """Open a file if it is one of TGUF. Raises: SettingsError if there is no such file."""
+    if not path.exists():
+        raise SettingsError(f"{path} is not a file.", "check the path.")
+    return open_tguf(path) if path.suffix.lower() == ".tguf" else None
+
+
+def _mark_of(settings: Settings, path: Path, columns: Columns, then: Then) -> ImportMark:
+    """Check that topics can continue a file. Returns: its mark. Raises: SettingsError,
+    KafkaError."""
+    # Its labels and features have rows of their own, so one number is no position.
+    if path.suffix.lower() == ".tguf":
+        raise SettingsError(
+            f"{path} is a TGUF file, after which no topic can continue.",
+            "import it without --then, or write it as a table.",
+        )
+    mark = ImportMark.of(path, repr(columns))
+    then.check(settings)
+    return mark
+
+
+def _import_table(
+    settings: Settings,
+    loader: Loader,
+    events: Iterator[Outgoing],
+    table: EventFile,
+    mark: tuple[Then, ImportMark] | None,
+    progress: Callable[[int, int], None],
+) -> JoinedTopics | None:
+    """Append a table's rows. mark: topics that continue the table: then append only the rows that
+    are not in the log yet, and commit the positions of the topics. Raises: StreamdError."""
+    total = table.count_rows()
+    if mark is None:
+        loader.rows(events, lambda done: progress(done, total))
+        return None
+
+    # Continue after the last commit, and then join the topics.
+    then, file = mark
+    start = file.resume(loader.log.progress)
+    check_new(loader.log, then)
+    total = max(0, total - start.offset)
+    loader.rows(events, lambda done: progress(done, total), start, file.at)
+    return join_topics(settings, loader.log, file, then, SystemClock().now_us())
 
 
 def _times_of(settings: Settings, columns: Columns, is_tguf: bool, clock: Clock) -> Times:

@@ -7,6 +7,7 @@ not fit ends the import.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from streamd.events import (
     NODE,
     Float32,
     Int64,
+    Position,
     Progress,
 )
 from streamd.exchange.produce import Outgoing
@@ -35,6 +37,7 @@ from streamd.ingest.loop import MAX_COMMIT_EVENTS
 from streamd.ingest.order.batch_builder import BatchBuilder
 from streamd.settings.loading import Settings, schema_of
 
+START = Position(0)
 RECORDS = 4096
 """Rows of a table that are decoded together; `progress` is called after them."""
 REMEDIES = {
@@ -166,12 +169,19 @@ class Loader:
         self._time_column = time_column
         self._location_of = location_of or (lambda number: f"{name} row {number}")
         # Late events are refused, not moved to the watermark: an import must keep its times.
-        self._builder = BatchBuilder(log.schema, log.keys, max_nodes, "dead_letter", log.has_edges)
+        self._builder = BatchBuilder(
+            log.schema, log.keys, max_nodes, "dead_letter", log.count_edges
+        )
         self._num_rows = {EDGE: 0, LABEL: 0, NODE: 0}
         self.num_events = 0
         self.first_edge = log.num_edges
         self.first_us = MAX_TIME_US
         self.last_us = -1
+
+    @property
+    def log(self) -> Log:
+        """The log that is appended to."""
+        return self._log
 
     @property
     def watermark(self) -> int:
@@ -184,25 +194,41 @@ class Loader:
         return self._decoder.rounded
 
     def rows(
-        self, events: Iterator[Outgoing], progress: Callable[[int], None] = lambda _: None
+        self,
+        events: Iterator[Outgoing],
+        progress: Callable[[int], None] = lambda _: None,
+        start: Position = START,
+        stored: Callable[[Position], Progress] = lambda _: Progress(),
     ) -> int:
         """Append the events of a table.
 
-        Args: progress: called with the number of events so far.
+        Args: progress: called with the number of events so far. start: number of rows, and of
+        events of the next ones, that are in the log already. stored: the progress to commit with
+        the rows before a position, counted as `start` is.
         Returns: their number. Raises: StreamdError naming the first row that does not fit.
         """
         pending: list[FileRow] = []
-        for event in events:
+        done, skip = start.offset, start.index
+        for event in islice(events, done, None):
             pending.append(FileRow(offset=event.row, value=event.value))
             if len(pending) >= RECORDS:
-                self._decode(pending)
+                self._decode(pending, done, skip, stored)
+                done, skip = done + len(pending), 0
+                pending.clear()
                 progress(self.num_events)
-        self._decode(pending)
+        self._decode(pending, done, skip, stored)
         progress(self.num_events)
         return self.num_events
 
-    def _decode(self, pending: list[FileRow]) -> None:
-        """Decode and append rows, and clear the list. Raises: StreamdError."""
+    def _decode(
+        self,
+        pending: Sequence[FileRow],
+        done: int,
+        skip: int,
+        stored: Callable[[Position], Progress],
+    ) -> None:
+        """Decode and append rows. done: number of rows before them. skip: number of their events
+        that are in the log already. stored: as of `rows`. Raises: StreamdError."""
         if not pending:
             return
         block, rejected = self._decoder.decode(pending, 0, self._clock.now_us(), self._topic)
@@ -211,13 +237,20 @@ class Loader:
                 f"{self._location_of(r.offset)}: {r.error} ({r.reason}).",
                 REMEDIES.get(r.reason, "correct it in the file."),
             )
-        pending.clear()
+        block = block.take(np.arange(skip, len(block))) if skip else block
         time = block.rows["time"][has_time(block.rows)]
         if len(time):
             self.first_us = min(self.first_us, int(time.min()))
             self.last_us = max(self.last_us, int(time.max()))
         _fill_times(block, self._log.watermark)
-        self.append(block)
+
+        def after(count: int) -> Progress:
+            is_whole = count == len(block)
+            return stored(
+                Position(done + len(pending)) if is_whole else Position(done, skip + count)
+            )
+
+        self.append(block, after=after)
 
     def _check_first_times(self, blocks: Sequence[Block]) -> None:
         """Refuse times that look like another unit as the first of a log. Raises: StreamdError
@@ -307,8 +340,10 @@ class Loader:
                 f"{self._name}: a node id does not fit: {error}.", "correct it in the file."
             ) from None
 
-    def append(self, *blocks: Block) -> None:
-        """Commit blocks merged by time.
+    def append(
+        self, *blocks: Block, after: Callable[[int], Progress] = lambda _: Progress()
+    ) -> None:
+        """Commit blocks merged by time. after: the progress to commit with so many events of them.
 
         1. Refuse first times that look like another unit: a log's time never goes back.
         2. Merge the blocks by time, in their order at equal times. One block must be in order
@@ -354,7 +389,7 @@ class Loader:
                     f"{r.error} ({r.reason}).",
                     REMEDIES.get(r.reason, "correct it in the file."),
                 )
-            self._log.commit(batch, Progress(), watermark)
+            self._log.commit(batch, after(end), watermark)
             self.num_events += end - first
             first = end
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from streamd.events import Bools, EventBatch, Gap, Int64, Key, Progress, Schema
+from streamd.events import EventBatch, Gap, Int64, Key, Progress, Schema
 
 
 class Log(Protocol):
@@ -27,9 +27,9 @@ class Log(Protocol):
     @property
     def newest_us(self) -> int | None: ...
 
-    def has_edges(
+    def count_edges(
         self, src_X: Int64, dst_X: Int64, time_X: Int64, set_X: Int64 | int = 0
-    ) -> Bools: ...
+    ) -> Int64: ...
 
     @property
     def progress(self) -> Progress: ...

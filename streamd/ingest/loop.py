@@ -84,7 +84,7 @@ class IngestLoop:
         self._beat = beat
         self._housekeep = housekeep
         self._doing = doing
-        self._builder = BatchBuilder(w.schema, w.keys, s.max_nodes, s.late_policy, w.has_edges)
+        self._builder = BatchBuilder(w.schema, w.keys, s.max_nodes, s.late_policy, w.count_edges)
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._max_ahead_us = int(s.max_ahead_seconds * 1e6)
         self._clock_watch = ClockWatch(clock, self._max_ahead_us)

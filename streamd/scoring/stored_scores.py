@@ -9,9 +9,9 @@ from kafka import TopicPartition
 from kafka.errors import KafkaError as ClientError
 
 from streamd.errors import KafkaError, SettingsError
+from streamd.ingest.kafka.bounded_read import read_offsets
 from streamd.ingest.kafka.client import make_consumer
 from streamd.scoring.record import ScoreRecord, decode
-from streamd.scoring.topic import records_until
 from streamd.settings.loading import KafkaSettings, Settings
 
 FILE_RECORDS = 4096
@@ -60,7 +60,7 @@ class TopicScores:
 
         # Retention may have dropped the oldest records since.
         begin = consumer.beginning_offsets(list(self._end))
-        for records in records_until(consumer, self._topic, begin, self._end):
+        for _, records in read_offsets(consumer, begin, self._end):
             decoded = (decode(record.value) for record in records)
             yield [one for one in decoded if one is not None]
 

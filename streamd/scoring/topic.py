@@ -2,13 +2,14 @@
 position at which to resume."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kafka import TopicPartition
 from kafka.errors import KafkaError as ClientError
 
 from streamd.errors import KafkaError
+from streamd.ingest.kafka.bounded_read import read_offsets
 from streamd.ingest.kafka.client import asking_about_topics, make_consumer, make_producer
 from streamd.scoring.outbox import Receipt
 from streamd.scoring.record import HEADERS, ScoreRecord, decode
@@ -29,9 +30,6 @@ OWN = {
 LAST = 20
 """Number of newest records of each partition that are read: records of other logs may follow this
 log's."""
-POLL_SECONDS = 0.2
-READ_SECONDS = 5.0
-"""Longest wait for further records of the topic."""
 
 
 class SentReceipt:
@@ -94,7 +92,7 @@ def read_end(kafka: KafkaSettings, topic: str) -> list[ScoreRecord]:
         first = {tp: max(begin[tp], end[tp] - LAST) for tp in parts}
         decoded = [
             decode(record.value)
-            for records in records_until(consumer, topic, first, end)
+            for _, records in read_offsets(consumer, first, end)
             for record in records
         ]
     except ClientError as error:
@@ -105,33 +103,6 @@ def read_end(kafka: KafkaSettings, topic: str) -> list[ScoreRecord]:
     finally:
         consumer.close()
     return [one for one in decoded if one is not None]
-
-
-def records_until(
-    consumer: Any, topic: str, first: Mapping[Any, int], end: Mapping[Any, int]
-) -> Iterator[Sequence[Any]]:
-    """Yield the records of partitions in [first, end), as they arrive.
-
-    first, end: offsets by partition. Raises: KafkaError if none arrives for READ_SECONDS.
-    """
-    # Partitions without records in the range are not read.
-    due = {tp for tp in end if end[tp] > first[tp]}
-    consumer.assign(sorted(due))
-    for tp in due:
-        consumer.seek(tp, first[tp])
-    # The last offsets of a partition may be no records, so its position decides.
-    waits = READ_SECONDS
-    while due:
-        for tp, records in consumer.poll(timeout_ms=int(1000 * POLL_SECONDS)).items():
-            waits = READ_SECONDS
-            yield [record for record in records if record.offset < end[tp]]
-        waits -= POLL_SECONDS
-        due = {tp for tp in due if consumer.position(tp, timeout_ms=1_000) < end[tp]}
-        if due and waits <= 0:
-            raise KafkaError(
-                f"The topic {topic!r} cannot be read to its end.",
-                "check the brokers.",
-            )
 
 
 def look_at_score_topic(kafka: KafkaSettings, topic: str) -> str:

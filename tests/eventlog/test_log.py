@@ -97,8 +97,12 @@ def test_the_writer_knows_which_edges_it_holds(tmp_path):
     writer = LogWriter(tmp_path, SCHEMA, 128)
     for edge in (0, 127, 128, 299):
         one = slice(edge, edge + 1)
-        assert writer.has_edges(src[one], dst[one], time_E[one]) and not writer.has_edges(src[one], dst[one], time_E[one] + 1)
-    assert writer.has_edges(src + (src.max() + 1) * (np.arange(300) % 2), dst, time_E).tolist() == [True, False] * 150
+        assert writer.count_edges(src[one], dst[one], time_E[one]) >= 1 and writer.count_edges(src[one], dst[one], time_E[one] + 1) == 0
+    count = writer.count_edges(src + (src.max() + 1) * (np.arange(300) % 2), dst, time_E)
+    assert (count > 0).tolist() == [True, False] * 150
+    before = writer.count_edges(src[-1:], dst[-1:], time_E[-1:])
+    writer.commit(batch(SCHEMA, src[-1:], dst[-1:], time_E[-1:]), Progress(), int(time_E[-1]))
+    assert writer.count_edges(src[-1:], dst[-1:], time_E[-1:]) == before + 1
     writer.close()
 
 

@@ -428,8 +428,12 @@ def test_a_folder_of_parts_is_read_in_order_and_its_errors_name_the_part(tmp_pat
     assert "3 events" in run("import", folder, "--data-dir", tmp_path / "log") and keys_of(tmp_path / "log") == ["a0", "b", "a1", "c", "d"]
     (folder / "part-00003.NDJSON").write_text('{"src": "a", "dst": "b", "time": 10}\n{"src": "a", "dst": "b", "time": "soon"}\n')
     assert "part-00003.NDJSON line 2: column 'time'" in run("import", folder, "--data-dir", tmp_path / "log2")
+    (folder / "part-00003.NDJSON").unlink()
     (folder / "day=1").mkdir()
-    assert "has folders in it, such as day=1" in run("import", folder, "--data-dir", tmp_path / "log3")
+    (folder / "day=1" / "part.csv").write_text("src,dst,time\ne,f,4\n")
+    assert "4 events" in run("import", folder, "--data-dir", tmp_path / "log3") and keys_of(tmp_path / "log3")[0] == "e"
+    (folder / "others").mkdir()
+    assert "has folders in it, such as others, which are no partitions" in run("import", folder, "--data-dir", tmp_path / "log4")
 
 
 @pytest.mark.parametrize("content", [b"src,dst,time\na,b,5\n", gzip.compress(b"src,dst,time\na,b,5\n"), b'{"src": "a", "dst": "b", "time": 5}\n',

@@ -29,10 +29,10 @@ def block_of(events, table):
     return Block(np.array(rows, ROW), np.array(values, np.float32).reshape(-1, 1), extras)
 
 
-def build(events, keys=None, watermark=0, max_nodes=100, policy="clamp", has_edges=lambda src, *more: src >= 0):
+def build(events, keys=None, watermark=0, max_nodes=100, policy="clamp", count_edges=lambda src, *more: src >= 0):
     keys = {} if keys is None else keys
     table = KeyTable(256)
-    builder = BatchBuilder(SCHEMA, keys, max_nodes, policy, has_edges)
+    builder = BatchBuilder(SCHEMA, keys, max_nodes, policy, count_edges)
     return builder.build(block_of(events, table), table.keys, table.epoch, watermark, len(keys))
 
 
@@ -102,13 +102,13 @@ def test_a_deleted_key_comes_back_under_a_new_id():
 def test_a_delete_of_an_edge_is_taken_where_the_log_or_the_block_before_it_holds_that_edge():
     asked = []
 
-    def has_edges(*columns):
+    def count_edges(*columns):
         asked.extend(zip(*(c.tolist() for c in columns), strict=True))
         return np.array([edge == (1, 0, 3, 0) for edge in asked])
 
     events = [edge(5, "a", "b"), (0, 1, DELETE, "a", "b", [5, 0]), (0, 2, DELETE, "a", "b", [6, 0]), edge(6, "a", "b", 3),
               (0, 4, DELETE, "b", "a", [3, 0])]
-    batch, _, refused = build(events, {"a": 0, "b": 1}, has_edges=has_edges)
+    batch, _, refused = build(events, {"a": 0, "b": 1}, count_edges=count_edges)
     assert [(r.row, r.reason) for r in refused] == [(2, "unmatched_delete")] and asked == [(0, 1, 6, 0), (1, 0, 3, 0)]
     assert batch.deletions_X[["src", "dst", "time"]].tolist() == [(0, 1, 5), (1, 0, 3)]
     table = KeyTable(256)

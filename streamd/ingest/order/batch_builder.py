@@ -18,7 +18,6 @@ from streamd.events import (
     LABEL,
     MICROSECONDS,
     NODE,
-    Bools,
     EventBatch,
     Int64,
     Key,
@@ -30,7 +29,7 @@ UNSEEN = -2
 """In the cache: the key has not been looked up in the log's table."""
 NONE = -1
 """No node id: the log does not hold the key, or the event has no second endpoint."""
-HasEdges = Callable[[Int64, Int64, Int64, Int64], Bools]
+CountEdges = Callable[[Int64, Int64, Int64, Int64], Int64]
 
 
 @dataclass(frozen=True)
@@ -57,15 +56,15 @@ class BatchBuilder:
         ids: dict[Key, int],
         max_nodes: int,
         late_policy: str,
-        has_edges: HasEdges,
+        count_edges: CountEdges,
     ) -> None:
-        """has_edges: returns which edges the log holds, by node ids of their endpoints, event times
-        and numbers of their edge sets."""
+        """count_edges: returns how many of each edge the log holds, by node ids of the endpoints,
+        event times and numbers of the edge sets."""
         self._schema = schema
         self._ids = ids
         self._max_nodes = max_nodes
         self._late_policy = late_policy
-        self._has_edges = has_edges
+        self._count_edges = count_edges
         self._cache = np.zeros(0, np.int64)
         self._epoch = -1
 
@@ -225,8 +224,8 @@ class BatchBuilder:
         asked_X = ~in_block_X & (a[of_edges] >= 0) & (b[of_edges] >= 0)
         matched[of_edges] = in_block_X
         if asked_X.any():
-            held = self._has_edges(*(np.ascontiguousarray(c[asked_X]) for c in columns))
-            matched[of_edges[asked_X]] = held
+            held = self._count_edges(*(np.ascontiguousarray(c[asked_X]) for c in columns))
+            matched[of_edges[asked_X]] = held > 0
         for i in deletes[~matched[deletes]].tolist():
             what = "node" if rows["b"][i] < 0 else "edge"
             refused.append(Refused(i, "unmatched_delete", f"the log holds no such {what}"))

@@ -53,7 +53,7 @@ def life(path: Path, deletes: int, of_nodes: bool) -> dict[str, float]:
         rows["src"], rows["dst"], rows["time"] = (some, -1, -1) if of_nodes else (src[some], dst[some], when[some])
         begun = time.perf_counter()
         if not of_nodes:
-            assert writer.has_edges(*(np.ascontiguousarray(rows[n]) for n in ("src", "dst", "time"))).all()
+            assert writer.count_edges(*(np.ascontiguousarray(rows[n]) for n in ("src", "dst", "time"))).all()
         checked += time.perf_counter() - begun
         writer.commit(dataclasses.replace(empty_batch(SCHEMA), deletions_X=rows), Progress(), int(when[-1]))
         begun = time.perf_counter()
