@@ -7,6 +7,7 @@ It imports httpx2 and msgspec, and no other module of streamd.
 from streamd.client.answers import (
     AsOf,
     CompletionResponse,
+    ContextEvent,
     Diversity,
     EmbeddingResponse,
     ErasureResponse,
@@ -55,6 +56,7 @@ __all__ = [
     "ClientError",
     "CompletionResponse",
     "ConnectionFailed",
+    "ContextEvent",
     "DeadlineExceeded",
     "Diversity",
     "EmbeddingResponse",

@@ -27,13 +27,26 @@ class TrialUnit(Struct, frozen=True):
     unit: str
 
 
+class ContextEvent(Struct, frozen=True, omit_defaults=True):
+    """An event of a source that the log does not have. time: None for the newest time in the log.
+    edge_set: None for that of the request."""
+
+    dst: Key
+    time: int | None = None
+    features: list[float] | dict[str, Any] | None = None
+    edge_set: str | None = None
+
+
 class ScoreRequest(Struct, frozen=True, omit_defaults=True):
-    """A request to score candidates of a source. time: of the query, None for now."""
+    """A request to score candidates of a source. time: of the query, None for now. features,
+    context: of a source without events in the log."""
 
     src: Key
     dst: list[Key]
     time: int | None = None
     edge_set: str | None = None
+    features: list[float] | dict[str, Any] | None = None
+    context: list[ContextEvent] = []
     trial: TrialUnit | None = None
 
 
@@ -50,7 +63,8 @@ class RecommendRequest(Struct, frozen=True, omit_defaults=True):
     kind: only destinations with this before their key's colon. exclude_seen: leave out the source's
     last partners. exact: score all nodes. only: only these nodes. exclude: none of these. `where`:
     feature of the nodes -> its value, a list of values, or a range as `{"gte": 10, "lt": 50}`.
-    reasons: give the reason of each score. trial: let the arm of a unit answer.
+    reasons: give the reason of each score. features, context: as of `ScoreRequest`. trial: let the
+    arm of a unit answer.
     """
 
     src: Key
@@ -65,6 +79,8 @@ class RecommendRequest(Struct, frozen=True, omit_defaults=True):
     where: dict[str, Any] = {}
     diversity: Diversity | None = None
     reasons: bool = False
+    features: list[float] | dict[str, Any] | None = None
+    context: list[ContextEvent] = []
     trial: TrialUnit | None = None
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from streamd.client.answers import (
     CompletionResponse,
+    ContextEvent,
     Diversity,
     EmbeddingResponse,
     ErasureResponse,
@@ -59,17 +60,28 @@ def score(
     *,
     as_of: int | None = None,
     edge_set: str | None = None,
+    features: list[float] | dict[str, Any] | None = None,
+    context: Sequence[ContextEvent] = (),
     unit: str | None = None,
     max_lag_seconds: float | None = None,
 ) -> Call[ScoreResponse]:
     """Score candidate destinations of a source, in their order.
 
     as_of: the time that the answer is for; None, or one not after the newest event, means now.
-    edge_set: required if several are declared. unit: let its arm in the present trial answer.
-    max_lag_seconds: the greatest age of the answer.
+    edge_set: required if several are declared. features, context: of a source without events in
+    the log; the answer is as after the events of the context, oldest first, which are not stored.
+    unit: let its arm in the present trial answer. max_lag_seconds: the greatest age of the answer.
     """
-    trial = None if unit is None else TrialUnit(unit)
-    body = ScoreRequest(src, list(dst), as_of, edge_set, trial)
+    # Fields at their defaults are not sent: an older server does not know all of them.
+    body = ScoreRequest(
+        src=src,
+        dst=list(dst),
+        time=as_of,
+        edge_set=edge_set,
+        features=features,
+        context=list(context),
+        trial=None if unit is None else TrialUnit(unit),
+    )
     return _asked("/v1/score", body, ScoreResponse, max_lag_seconds)
 
 
@@ -95,6 +107,8 @@ def recommend(
     reasons: bool = False,
     as_of: int | None = None,
     edge_set: str | None = None,
+    features: list[float] | dict[str, Any] | None = None,
+    context: Sequence[ContextEvent] = (),
     unit: str | None = None,
     max_lag_seconds: float | None = None,
 ) -> Call[ScoreResponse]:
@@ -106,7 +120,6 @@ def recommend(
     values, or a range as `{"gte": 10, "lt": 50}`. diversity: of the answer. reasons: give the
     reason of each score. Other arguments are as of `score`.
     """
-    # Fields at their defaults are not sent: an older server does not know all of them.
     body = RecommendRequest(
         src=src,
         k=k,
@@ -120,6 +133,8 @@ def recommend(
         where=dict(where or {}),
         diversity=diversity,
         reasons=reasons,
+        features=features,
+        context=list(context),
         trial=None if unit is None else TrialUnit(unit),
     )
     return _asked("/v1/recommend", body, ScoreResponse, max_lag_seconds)

@@ -3,12 +3,13 @@ segments."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamd.eventlog.segment_files import SegmentFiles
+from streamd.eventlog.supposed_events import SupposedEvents
 from streamd.events import Float32, Int64
 from streamd.schema import Schema
 
@@ -81,6 +82,15 @@ class EdgeColumns:
             (first, s.order if len(s.order) else None, len(s.per_set)) for first, s in segments
         ]
         return cls._of(parts, files, end, schema.edge_feature_dim)
+
+    def extended(self, first: int, events: SupposedEvents) -> "EdgeColumns":
+        """The columns with one more segment. first: id of the first of its events."""
+        end = first + len(events.time_E)
+        more = EdgeColumns.of([(first, events.time_E, events.rows_ED)], end, self.dim)
+        own = more.arrays._replace(file=more.arrays.file + len(self.arrays.time))
+        columns: Any = map(np.concatenate, zip(self.arrays, own, strict=True))
+        arrays = ColumnArrays(*columns)
+        return EdgeColumns(arrays, self.is_plain, end, self.dim, (*self.held, *more.held))
 
     @classmethod
     def _of(

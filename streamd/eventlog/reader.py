@@ -2,7 +2,9 @@
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from streamd.eventlog.node_features import FeatureFile, FeatureHistory, FeatureU
 from streamd.eventlog.node_keys import decode_sets
 from streamd.eventlog.segment_files import SegmentFiles
 from streamd.eventlog.segments import MappedSegments
+from streamd.eventlog.supposed_events import SupposedEvents
 from streamd.eventlog.tguf.growing import GrowingArray
 from streamd.events import DELETION, Bools, Float32, Int64, Key, SetKey
 
@@ -185,6 +188,41 @@ class LogReader:
         # Deletes come last.
         self._take_keys()
         self._take_deletions()
+
+    @contextmanager
+    def supposing(self, keys: Sequence[Key], events: SupposedEvents) -> Iterator[None]:
+        """Have further keys and events within a block, as if they were committed, and nothing of
+        them afterwards. keys: of new nodes, numbered after those of the log. The reader is not
+        refreshed meanwhile."""
+        state, first = self.state, self._num_keys
+        try:
+            # The keys, then the events and the state after them.
+            self.keys += keys
+            self.ids |= zip(keys, range(first, first + len(keys)), strict=True)
+            self._num_keys += len(keys)
+            if state.schema.num_node_sets > 1:
+                sets = [key.node_set if isinstance(key, SetKey) else 0 for key in keys]
+                self._node_sets.append(np.array(sets, np.uint8))
+            if not len(events.src_E):
+                yield
+                return
+            with self._segments.supposing(events) as (sealed, last):
+                self._tail.state = replace(
+                    state,
+                    sealed=sealed,
+                    last=last,
+                    num_nodes=self._num_keys,
+                    watermark=int(events.time_E[-1]),
+                )
+                yield
+        finally:
+            self._tail.state = state
+            del self.keys[first:]
+            for key in keys:
+                del self.ids[key]
+            self._num_keys = first
+            if state.schema.num_node_sets > 1:
+                self._node_sets.truncate(first)
 
     def sealed_until(self, edge: int) -> int:
         """End of the newest sealed segment that ends at or before an event id; the log's first

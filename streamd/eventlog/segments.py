@@ -1,6 +1,7 @@
 """The segments of a log as mapped columns, accessed by event id and by time."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -10,6 +11,7 @@ import numpy as np
 from streamd.eventlog.columns import EdgeColumns
 from streamd.eventlog.journal.journal import LogState, SegmentState
 from streamd.eventlog.segment_files import SegmentFiles
+from streamd.eventlog.supposed_events import SupposedEvents, SupposedSegment
 from streamd.events import Float32, Int64
 from streamd.schema import Schema
 
@@ -48,6 +50,32 @@ class MappedSegments:
         if state.schema != self._schema:
             self._schema = state.schema
             self._columns = None
+
+    @contextmanager
+    def supposing(
+        self, events: SupposedEvents
+    ) -> Iterator[tuple[tuple[SegmentState, ...], SegmentState]]:
+        """Have one more segment of these events, one or more, within a block. Yields: the sealed
+        segments and the last one meanwhile."""
+        # The last segment counts as sealed meanwhile; without events it is left out.
+        sealed, newest = self._sealed, self._newest_times()
+        if self._last is not None and self._last.num_edges:
+            sealed = (*sealed, self._last)
+            newest = np.append(newest, self._files[-1].newest_us(self._last))
+        first = self.num_edges
+        last = SegmentState(first, len(events.src_E), 0, len(events.src_E))
+        columns = self.columns.extended(first, events)
+
+        before = vars(self).copy()
+        try:
+            self._sealed, self._last = sealed, last
+            self._files = [*self._files[: len(sealed)], SupposedSegment(events)]
+            self._first_S = np.append(self._first_S[: len(sealed)], first)
+            self._newest_S, self._labels_S = newest, None
+            self._columns = columns
+            yield sealed, last
+        finally:
+            vars(self).update(before)
 
     def each(self) -> Iterator[tuple[SegmentState, SegmentFiles]]:
         """Yield every segment with its file, oldest first."""
@@ -208,13 +236,8 @@ class MappedSegments:
         if there is none: int64[T]."""
         # Event ids are in order of time, so the event is in the first segment that ends late
         # enough.
-        if self._newest_S is None:
-            self._newest_S = np.array(
-                [f.newest_us(s) for s, f in self.each() if s is not self._last],
-                np.int64,
-            )
         side: Literal["left", "right"] = "right" if after else "left"
-        number_T = np.searchsorted(self._newest_S, time_T, side=side)
+        number_T = np.searchsorted(self._newest_times(), time_T, side=side)
         out = np.full(len(time_T), self.num_edges, np.int64)
         for i in np.unique(number_T).tolist() if self._files else ():
             segment = self._segment(i)
@@ -222,6 +245,15 @@ class MappedSegments:
             before = self._files[i].rows_before(time_T[own], segment, side)
             out[own] = segment.first_edge + before
         return out
+
+    def _newest_times(self) -> Int64:
+        """Time of the newest event of each sealed segment: int64[S]."""
+        if self._newest_S is None:
+            self._newest_S = np.array(
+                [f.newest_us(s) for s, f in self.each() if s is not self._last],
+                np.int64,
+            )
+        return self._newest_S
 
 
 def _name(segment: SegmentState | None) -> tuple[int, int] | None:

@@ -1,6 +1,7 @@
 """The current features of nodes at a position in the log."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -82,6 +83,20 @@ class NodeFeatures:
             grown[: len(self._values)] = self._values
             self._values = grown
         self._values[node_U] = values_UD
+
+    @contextmanager
+    def supposing(self, node: int, values_D: Float32, event: int) -> Iterator[None]:
+        """Have a further row of a node within a block, as after `take`, and nothing of it
+        afterwards. All nodes have rows in this process."""
+        assert self._owned is None
+        with self._positions.keeping(node):
+            before = self._values[node : node + 1].copy()
+            try:
+                self.take(np.array([node]), values_D[None], np.array([event]))
+                yield
+            finally:
+                # A node beyond the rows had none.
+                self._values[node : node + 1] = before if len(before) else 0
 
     def of(self, node_N: Int64) -> Float32:
         """Features of nodes, float32[N, dim]; zeros for a node without any, except for the one-hot

@@ -1,5 +1,8 @@
 """The position of each node's newest row of features in the log."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 
 from streamd.events import Float32, Int64
@@ -40,6 +43,16 @@ class RowPositions:
         if len(new):
             self._num_rows += len(new)
             self._sample = None
+
+    @contextmanager
+    def keeping(self, node: int) -> Iterator[None]:
+        """Undo, after a block, the rows that a node got within it."""
+        before = self._events_of(np.array([node])), self._num_rows, self._sample
+        try:
+            yield
+        finally:
+            event_1, self._num_rows, self._sample = before
+            self._event_N[node : node + 1] = event_1
 
     def ages(self, node_N: Int64, before_event: int) -> Float32:
         """log(1 + number of events from each node's newest row to `before_event`), float32[N]; -1

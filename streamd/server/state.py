@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import Depends, HTTPException, Request
 
 from streamd.decode.decoder import Decoder, make_decoder
+from streamd.decode.event_sets import EventSets, named_features
 from streamd.decode.time_units import number_in, other_unit
 from streamd.events import Key
 from streamd.registry import Registry
@@ -21,6 +22,7 @@ from streamd.server.http.event_forwarding import Forwarder
 from streamd.server.moves import Moves
 from streamd.server.page.status import PageSettings, StatusPage
 from streamd.server.v1.filters import Filters
+from streamd.server.v1.new_sources import NewSources
 from streamd.server.v1.trial_answers import TrialAnswers
 from streamd.server.v2.statistics import InferenceStatistics
 from streamd.serving.requests import Answer
@@ -97,11 +99,14 @@ class ServerState:
         ready."""
         self.keys = ApiKeys(settings.server)
         self.key_types = KeyTypes()
-        self.sets, self.filters = self._names_in(schema)
+        self.sets, self.filters, self.new_sources = self._names_in(schema)
 
-    def _names_in(self, schema: Schema) -> tuple[Sets, Filters]:
-        """The lookups of set names and feature filters, by a schema."""
-        return Sets(schema), Filters(schema, self.settings.server.max_candidates)
+    def _names_in(self, schema: Schema) -> tuple[Sets, Filters, NewSources]:
+        """The lookups of set names, feature filters and features of sources, by a schema."""
+        sets = Sets(schema)
+        filters = Filters(schema, self.settings.server.max_candidates)
+        events = EventSets(schema, named_features(self.settings))
+        return sets, filters, NewSources(sets, events, self.settings.stream.time_unit)
 
     def _make_trial(self) -> TrialAnswers | None:
         """The trial of the settings, if there is one."""
@@ -118,7 +123,7 @@ class ServerState:
         started."""
         if schema != schema_of(self.settings):
             self.settings = with_schema(self.settings, schema)
-            self.sets, self.filters = self._names_in(schema)
+            self.sets, self.filters, self.new_sources = self._names_in(schema)
             self.forwarder.reset_decoder()
 
     def key_hint(self, node: Key, answer: Answer) -> str:

@@ -1,7 +1,8 @@
 """Finds the nodes that may be recommended, and among them those likely enough to be scored."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,13 @@ class Candidates:
         if caught_up:
             self._pools.begin()
         self._pools.advance()
+
+    @contextmanager
+    def supposing(self) -> Iterator[None]:
+        """Have the events that the graph supposes within a block."""
+        with self._pools.keeping():
+            self._pools.advance()
+            yield
 
     @property
     def covers_all(self) -> bool:

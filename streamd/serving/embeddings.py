@@ -50,6 +50,11 @@ class Embeddings:
         """Drop all embeddings."""
         self._num_kept = 0
 
+    def forget_nodes(self, nodes: Int64) -> None:
+        """Drop the embeddings of some nodes, and all that were added after the first of them."""
+        slots = self._slot_of[nodes[self.has(nodes)] + 1]
+        self._num_kept = min([self._num_kept, *slots.tolist()])
+
     def has(self, nodes: Int64) -> Bools:
         """Whether each node's embedding is cached: bool of the same shape."""
         slot = self._slot_of[nodes + 1]

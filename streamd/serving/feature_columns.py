@@ -1,6 +1,7 @@
 """Node features as single numbers, for filters and diversity."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -33,6 +34,18 @@ class FeatureColumns(NodeFeatures):
             self._has_row = np.append(self._has_row, np.zeros(more, np.bool_))
         self._has_row[node_U] = True
         self._updated.append(node_U)
+
+    @contextmanager
+    def supposing(self, node: int, values_D: Float32, event: int) -> Iterator[None]:
+        """Have a further row of a node within a block, and nothing of it afterwards."""
+        had = self._has_row[node : node + 1].copy()
+        updated = [*self._updated]
+        try:
+            with super().supposing(node, values_D, event):
+                yield
+        finally:
+            self._has_row[node : node + 1] = had if len(had) else False
+            self._updated = updated
 
     def take_updated(self) -> Int64:
         """The nodes that were updated since the last call: int64, ascending, each once."""

@@ -49,7 +49,7 @@ class ServerGraph:
             model.direction,
             read_back(reader),
         )
-        features = FeatureColumns(reader.state.schema, reader.node_sets_of)
+        self.features = features = FeatureColumns(reader.state.schema, reader.node_sets_of)
         self.live = LiveGraph(
             reader, graph, model, settings.graph.keep_in_memory_seconds * 1_000_000, features
         )

@@ -1,7 +1,9 @@
 """A version that serves: its weights, and its memory, which advances with the log."""
 
+import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -190,6 +192,39 @@ class LoadedVersion:
             at_query.advance(log, first, closed)
             self._at_query = at_query
         return self._at_query
+
+    def has_followed(self, until_event: int, watermark: int) -> bool:
+        """Whether the memory includes all chunks that are closed. Arguments: as of `follow`."""
+        return until_event <= self.memory.edge or (until_event, watermark) == self._followed
+
+    @contextmanager
+    def supposing(
+        self, log: LogReader, until_event: int, follows: bool, new_nodes: Int64
+    ) -> Iterator["LoadedVersion"]:
+        """Yield this version as after it followed the events that the log supposes.
+
+        follows: whether the memory follows them; a memory that lags does not. new_nodes: the ids
+        that the log supposes.
+        """
+        # A copy with the same memory and embeddings, but with caches of its own for the queries.
+        one = copy.copy(self)
+        one._at_query, one._followed = None, (-1, -1)
+        one._closed_by_query = (-1, -1, -1), []
+        first = self.memory.edge
+        closed: list[tuple[int, int]] = []
+        if follows and first < until_event:
+            times = log.edges(first, until_event)[2]
+            closed = closed_chunks(times, int(times[-1]), self._width_us, self._chunk_edges)
+        try:
+            with self.model.keeping_rate():
+                if closed:
+                    one = LoadedVersion(self.manifest, self.model, self.memory.copy())
+                    one.advance(log, first, closed)
+                yield one
+        finally:
+            self._embeddings.forget_nodes(new_nodes)
+            if one.memory is self.memory:
+                self._updated = one._updated
 
     def _closed_by(self, log: LogReader, until_event: int, as_of_us: int) -> list[tuple[int, int]]:
         """The open chunk that a query closes, as a range of rows counted from the memory's cut;

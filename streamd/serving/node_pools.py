@@ -2,7 +2,8 @@
 each."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +88,16 @@ class NodePool:
             if time.monotonic() >= until:
                 break
         return self._num_seen >= len(nodes)
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Undo, after a block, all changes within it."""
+        before = self._num_seen
+        with self.popular.keeping():
+            try:
+                yield
+            finally:
+                self._num_seen = before
 
     def offer(self, nodes: Int64) -> None:
         """Offer nodes with new events or features: int64, ascending."""
@@ -242,6 +253,19 @@ class NodePools:
             if len(nodes):
                 pool.offer(nodes)
             pool.restart_if_short()
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Undo, after a block, all changes within it: those by `advance`, and new pools."""
+        pools, before = dict(self._pools), (self._edge, self._num_deletes)
+        with ExitStack() as undo:
+            for pool in pools.values():
+                undo.enter_context(pool.keeping())
+            try:
+                yield
+            finally:
+                self._pools = pools
+                self._edge, self._num_deletes = before
 
     def _destinations(self, first: int, end: int) -> dict[int, Int64]:
         """Edge set -> the destinations of its events in [first, end): int64, ascending."""

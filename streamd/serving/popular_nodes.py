@@ -1,6 +1,7 @@
 """The most popular nodes of a pool, updated with each event."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -85,6 +86,19 @@ class PopularNodes:
         """Drop nodes. is_gone: selects them."""
         self._members = [members[~is_gone(members)] for members in self._members]
         self._ordered = None
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Undo, after a block, all changes within it."""
+        # Arrays of members are replaced, never written.
+        before = vars(self) | {
+            "_members": [*self._members],
+            "_most_left_out": self._most_left_out.copy(),
+        }
+        try:
+            yield
+        finally:
+            vars(self).update(before)
 
     def is_short(self, least: int) -> bool:
         """Whether a half-life has fewer than `least` nodes although others were left out."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from streamd.events import Key
 from streamd.serving.node_filter import ALL_NODES, NodeFilter, ValueLimit
@@ -32,17 +33,47 @@ class NotFinite(Exception):
     """A version's output is not finite, so it must not serve."""
 
 
+class KnownSource(Exception):
+    """A request supposes the first events of a source that has events. Answered with 422."""
+
+
+class NoContext(Exception):
+    """This server cannot suppose events. Answered with 422."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEvent:
+    """A supposed event of a source. time_us: None for the newest time in the log. edge_set: its
+    number. features: of its edge set."""
+
+    dst: Key
+    time_us: int | None
+    edge_set: int
+    features: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NewSource:
+    """A source as a request supposes it: its features, None for none, then its events, in their
+    order."""
+
+    features: tuple[float, ...] | None
+    events: tuple[SourceEvent, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
     """A request for the scores of candidates. time_us: event time of the query, None for now.
     edge_set: its number; src and dst are keys of its node sets. rule: name of the rule that
-    answers, empty for the version that serves."""
+    answers, empty for the version that serves. new: the source as it is supposed, None for the
+    source in the log."""
 
     src: Key
     dst: tuple[Key, ...]
     time_us: int | None = None
     edge_set: int = 0
     rule: str = ""
+    new: NewSource | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +82,8 @@ class Recommend:
 
     filter: of the destinations. exclude_seen: whether to leave out the source's last partners.
     exact: whether to score all nodes instead of likely ones. diversity: of the answer, None for
-    any. reasons: whether to give the reason of each score. time_us, edge_set, rule: as in `Score`.
+    any. reasons: whether to give the reason of each score. time_us, edge_set, rule, new: as in
+    `Score`.
     """
 
     src: Key
@@ -64,6 +96,7 @@ class Recommend:
     time_us: int | None = None
     edge_set: int = 0
     rule: str = ""
+    new: NewSource | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +138,11 @@ class Explain:
 
 
 Request = Score | Recommend | Similar | Embedding | Label | Explain
+
+
+def supposes(request: Request) -> TypeGuard[Score | Recommend]:
+    """Whether a request supposes its source."""
+    return isinstance(request, Score | Recommend) and request.new is not None
 
 
 @dataclass(frozen=True, slots=True)

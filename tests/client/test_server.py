@@ -13,6 +13,7 @@ import pytest
 from streamd.client import (
     AsyncClient,
     Client,
+    ContextEvent,
     NotAllowed,
     NotFound,
     NotPossible,
@@ -24,7 +25,7 @@ from streamd.client import (
     answers,
     calls,
 )
-from streamd.server.v1 import erase_routes, schemas, trial_routes
+from streamd.server.v1 import erase_routes, request_parts, schemas, trial_routes
 from streamd.serving.requests import NotReady
 from tests.builders import settings
 from tests.server.recorded import TGN, make_log, publish
@@ -53,6 +54,8 @@ def url(world):
 ASKS = [
     ("score", ("u:3", ["i:0", "i:7", 7]), {}),
     ("score", ("u:3", ["i:0"]), {"as_of": 2**60, "edge_set": "default"}),
+    ("score", ("new", ["i:0", "i:7"]), {"features": [0.5, 1], "context": [ContextEvent("i:1", 5, [1, 2]), ContextEvent("i:2", features=[0, 1])]}),
+    ("recommend", ("new", 3), {"context": [ContextEvent("i:1", features=[1, 2])]}),
     ("score_batch", ([ScoreRequest("u:3", ["i:0"]), ScoreRequest(7, ["i:1"], time=5)],), {}),
     ("recommend", ("u:3", 4), {"exclude_seen": True}),
     ("recommend", ("u:3",), {"kind": "i", "exact": True}),
@@ -184,7 +187,7 @@ def struct_types():
 @pytest.mark.parametrize("name", struct_types())
 def test_types_are_those_of_the_servers_schemas(name):
     """The same fields, of the same JSON types, in the same places."""
-    ours, theirs = struct_types()[name], next(getattr(module, name) for module in (erase_routes, trial_routes, schemas) if hasattr(module, name))
+    ours, theirs = struct_types()[name], next(getattr(module, name) for module in (erase_routes, trial_routes, schemas, request_parts) if hasattr(module, name))
     assert [f.name for f in msgspec.structs.fields(ours)] == list(theirs.model_fields)
     mine = msgspec.json.schema(ours)["$defs"][name]["properties"]
     want = theirs.model_json_schema()["properties"]

@@ -36,7 +36,8 @@ def test_the_champion_answers_one_request_of_each_kind_before_the_server_is_read
     ready, requests = computed[0]
     assert not ready and world.engine.status.version == world.registry.champion()
     assert {type(r).__name__ for r in requests} == {"Score", "Recommend", "Similar", "Embedding", "Label", "Explain"}
-    assert all(r.src.startswith("n:") for r in requests if isinstance(r, Score | Recommend))
+    assert all(r.src.startswith("n:") or r.new for r in requests if isinstance(r, Score | Recommend))
+    assert [r.src for r in requests if isinstance(r, Score | Recommend) and r.new] == [UNKNOWN_KEY] * 2
     assert max(r.time_us or 0 for r in requests if isinstance(r, Score)) > 100 * HOUR, "a chunk is closed by it"
     assert world.engine.status.answered == 0 and reading(metrics.recommend_recall, "_count") == recalls
     world.stop()

@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from streamd.errors import TFGNNError
-from streamd.tfgnn.beam.blocks import Arrivals, TableFile, bucket_of, read_file
+from streamd.tfgnn.beam.blocks import SampleArrivals, TableFile, bucket_of, read_file
 from streamd.tfgnn.beam.steps import Plan, join_rows
 from streamd.tfgnn.records.examples import Codec
 from streamd.tfgnn.records.records import read_records
@@ -286,7 +286,7 @@ def test_a_pipeline_counts_nodes_without_a_row_once_however_often_a_bucket_is_jo
         buckets[key].append(block)
     for op, ids in (("seed", [b"p0", b"nobody"]), ("hop", [b"p1", b"p28", b"p29"])):
         for id, key in zip(ids, bucket_of(ids, 2).tolist(), strict=True):
-            buckets[key].append(Arrivals(op, [b"0:p0"], np.array([9]), [id], np.array([0]), np.array([0])))
+            buckets[key].append(SampleArrivals(op, [b"0:p0"], np.array([9]), [id], np.array([0]), np.array([0])))
     (tmp_path / ".another.missing-0").write_text("[]")
     for _ in range(2):
         for key, blocks in enumerate(buckets):

@@ -29,6 +29,10 @@ class GrowingArray:
         self._room[self._size : end] = values
         self._size = end
 
+    def truncate(self, size: int) -> None:
+        """Drop the values after the first `size`; later appends use their room."""
+        self._size = size
+
 
 class SortedRuns:
     """Values by integer keys: n of them cost O(n log n) in all, even if few come at a time.

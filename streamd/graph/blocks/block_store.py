@@ -4,7 +4,8 @@ The log is sorted by time, so event ids are too: a query "before time t" becomes
 event X". No entry ever moves; address space is reserved once.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,21 @@ class BlockStore:
         packed = np.empty(place_P[-1], np.int64)
         kernels.partition_ends(node_E, other_E, both, PART_NODES, place_P, own, packed)
         kernels.append_ends(self.arrays, own, packed, event_E)
+
+    @contextmanager
+    def keeping(self, nodes: Int64) -> Iterator[None]:
+        """Undo, after a block, the inserts of events with these endpoints. nodes: int64, each
+        once."""
+        # Inserts only write after a node's last entry and its last directory slot.
+        arrays = self.arrays
+        rows_N4 = arrays.nodes.reshape(-1, 4)
+        kept = rows_N4[nodes], arrays.hidden[nodes], arrays.used.copy()
+        before = self.num_nodes, self.next_event
+        try:
+            yield
+        finally:
+            rows_N4[nodes], arrays.hidden[nodes], arrays.used[:] = kept
+            self.num_nodes, self.next_event = before
 
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
         """Delete events, given with their endpoints; those that the store does not have are
@@ -321,6 +337,18 @@ class BlockGraph:
                 assert set_E is not None
                 own = np.flatnonzero(set_E == number)
                 store.insert(src_E[own], dst_E[own], event_E[own], end)
+
+    @contextmanager
+    def supposing(self, src_E: Int64, dst_E: Int64, set_E: Int64 | None = None) -> Iterator[None]:
+        """Have further events within a block, as after `insert`, and nothing of them afterwards.
+        Nothing is offloaded meanwhile."""
+        nodes = np.unique(np.concatenate([src_E, dst_E]))
+        with ExitStack() as undo:
+            for store in self.stores.values():
+                store.check_room(src_E, dst_E)
+                undo.enter_context(store.keeping(nodes))
+            self.insert(src_E, dst_E, set_E)
+            yield
 
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
         """Delete events, given with their endpoints; ids that the graph does not have are

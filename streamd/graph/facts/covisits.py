@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamd.events import Int64
 from streamd.graph.facts.fact_arrays import COVISITS, VISITED, FactArrays
 from streamd.graph.facts.pair_table import pair_key
-from streamd.graph.hashing import mixed
+from streamd.graph.hashing import mix, mixed
 from streamd.graph.jit import inner
 
 COVISIT_SCALE = 100.0
@@ -56,6 +57,14 @@ def _count(f: FactArrays, x: int, v: int) -> None:
         f.covisits[at, 0] = key
         f.covisits[at, 1] = 0
     f.covisits[at, 1] += np.uint64(1)
+
+
+def indices_of(nodes: Int64) -> Int64:
+    """The rows of the table for all pairs of some destinations: int64."""
+    hashed = mix(nodes.astype(np.uint64))
+    x, v = np.triu_indices(len(nodes), 1)
+    at: Int64 = ((hashed[x] + hashed[v]) & np.uint64(COVISITS - 1)).astype(np.int64)
+    return at
 
 
 @inner

@@ -30,6 +30,10 @@ VISITED = 10
 """Number of last distinct destinations of a source in memory."""
 
 
+SPARE_PAIRS = 64
+"""Pairs beyond `max_pairs` that the table has room for, for a moment."""
+
+
 class FactArrays(NamedTuple):
     """The memory of the pair facts.
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from streamd.events import Int64
 from streamd.graph.facts.fact_arrays import HOURS, FactArrays
-from streamd.graph.hashing import mixed
+from streamd.graph.hashing import mix, mixed
 from streamd.graph.jit import inner
 
 HOUR_US = 3_600_000_000
@@ -22,16 +23,26 @@ ANYONE = 1 << NODE_BITS
 """Instead of a source: events of any source."""
 
 
-@inner
-def hour_of(time: int) -> Any:
+def _hour(time: Any) -> Any:
     """Hour of the day (UTC) of a time in microseconds."""
     return (time // HOUR_US) % HOURS_A_DAY
 
 
-@inner
-def _key(u: int, v: int) -> np.uint64:
+def _pair(u: Any, v: Any) -> Any:
     # Keys start at 1, so that 0 is an empty entry. The hour is added in the low bits later.
     return ((np.uint64(u) << np.uint64(NODE_BITS)) | np.uint64(v)) + np.uint64(1)
+
+
+hour_of = inner(_hour)
+_key = inner(_pair)
+
+
+def indices_of(src_E: Int64, dst_E: Int64, time_E: Int64) -> Int64:
+    """The rows of the table that events change: int64[2 E]."""
+    hour_E = _hour(time_E).astype(np.uint64)
+    keys = (_pair(src_E, dst_E), _pair(np.full(len(dst_E), ANYONE), dst_E))
+    at = np.concatenate([mix(key) + hour_E for key in keys])
+    return (at & np.uint64(HOURS - 1)).astype(np.int64)
 
 
 @inner

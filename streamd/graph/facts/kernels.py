@@ -164,10 +164,13 @@ def _last_partner(ring: NDArray[Any], ring_count: NDArray[Any], node: int) -> An
     return np.int64(ring[node, (count - 1) % PARTNERS]) if count else np.int64(-1)
 
 
-@inner
-def _transition_key(a: int, v: int) -> np.uint64:
+def transition_key(a: Any, v: Any) -> Any:
+    """The key of the transition from partner a to candidate v, integers or arrays of them."""
     # Keys start at 1, so that 0 is an empty entry.
     return ((np.uint64(a) << np.uint64(32)) | np.uint64(v)) + np.uint64(1)
+
+
+_transition_key = inner(transition_key)
 
 
 @inner

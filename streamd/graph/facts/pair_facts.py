@@ -4,7 +4,8 @@ memory.
 `streamd.graph.facts.columns` names the columns of a row.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from streamd.graph.facts.fact_arrays import (
     PARTNERS,
     POWERS,
     RATES,
+    SPARE_PAIRS,
     FactArrays,
 )
 from streamd.graph.facts.kernels import LN2, NEVER_LOG_SECONDS, advance, fill_many
 from streamd.graph.facts.pair_table import place_all
+from streamd.graph.facts.supposed_facts import supposing
 from streamd.tensors import map_arrays, unpack, write_arrays
 
 MAX_NODES = 2**28
@@ -115,6 +118,28 @@ class PairFacts:
         row_of = np.full(len(src_E), -1, np.int64)
         row_of[asked_R] = np.arange(len(asked_R))
         return self._run(src_E, dst_E, time_E, row_of, candidates_RC, deletes)
+
+    @contextmanager
+    def supposing(self, src_E: Int64, dst_E: Int64, time_E: Int64) -> Iterator[None]:
+        """Have further events within a block, as after `advance`, and nothing of them afterwards:
+        at most SPARE_PAIRS, of one source without events. No pair is dropped for theirs, on which
+        the facts of this source do not depend."""
+        if not len(src_E):
+            yield
+            return
+        assert len(src_E) <= SPARE_PAIRS and not self.is_known(src_E).any()
+        self._grow(int(max(src_E.max(), dst_E.max())) + 1, self.num_pairs)
+
+        # Fuller than usual, so that a large table does not move for a few pairs.
+        if len(self._f.slots) < self.num_pairs + 2 * len(src_E):
+            self._grow_slots(self.num_pairs + len(src_E))
+        edge = self.edge
+        try:
+            with supposing(self._f, src_E, dst_E, time_E):
+                self.edge += len(src_E)
+                yield
+        finally:
+            self.edge = edge
 
     def compute(self, src_R: Int64, time_R: Int64, candidates_RC: Int64) -> Float32:
         """Return the facts of queries at given times in the present state: float32[R, C,
@@ -345,7 +370,7 @@ def _arenas(max_pairs: int) -> dict[str, NDArray[Any]]:
     """All arrays over nodes and pairs, at their largest size."""
     return {
         name: Arena(kind, rows, *width).array
-        for arrays, rows in ((NODE_ARRAYS, MAX_NODES), (PAIR_ARRAYS, max_pairs))
+        for arrays, rows in ((NODE_ARRAYS, MAX_NODES), (PAIR_ARRAYS, max_pairs + SPARE_PAIRS))
         for name, (kind, *width) in arrays.items()
     }
 

@@ -4,7 +4,8 @@ sets together.
 In a log of one edge set they are `PairFacts` without any addition.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,11 @@ class Destinations:
             grown[: len(self._rank)] = self._rank
             self._rank = grown
         self._rank[nodes] = np.arange(first, first + len(nodes))
+
+    def truncate(self, count: int) -> None:
+        """Drop the nodes after the first `count`."""
+        self._rank[self.sighted[count:]] = -1
+        self._order.truncate(count)
 
     def ranks_of(self, nodes: Int64) -> Int64:
         """Index of each node in `sighted`, -1 if it is not there: int64, same shape."""
@@ -125,6 +131,24 @@ class SetFacts:
             due = self._own_deletes(number, set_E, deletes)
             one.advance(src_E[own], dst_E[own], time_E[own], due)
         self.all.advance(src_E, dst_E, time_E, deletes)
+
+    @contextmanager
+    def supposing(self, src_E: Int64, dst_E: Int64, time_E: Int64, set_E: Int64) -> Iterator[None]:
+        """Have further events within a block, as `PairFacts.supposing` does. set_E: as of
+        `advance`."""
+        num_sorted = self._num_sorted
+        counts = [len(one.sighted) for one in self._by_node_set]
+        with ExitStack() as undo:
+            for number, one in enumerate(self.per_set):
+                own = np.flatnonzero(set_E == number)
+                undo.enter_context(one.supposing(src_E[own], dst_E[own], time_E[own]))
+            undo.enter_context(self.all.supposing(src_E, dst_E, time_E))
+            try:
+                yield
+            finally:
+                self._num_sorted = num_sorted
+                for destinations, count in zip(self._by_node_set, counts, strict=True):
+                    destinations.truncate(count)
 
     def advance_scoring(
         self,

@@ -1,5 +1,6 @@
 """The interface of a loaded version for answering: its weights no longer change."""
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from streamd.events import Float32, Int64, Schema
@@ -66,6 +67,10 @@ class Inference(Protocol):
 
     def forget_rate(self) -> None:
         """From now on score new destinations by the weights alone, not by the version's rate."""
+        ...
+
+    def keeping_rate(self) -> AbstractContextManager[None]:
+        """Undo `forget_rate` after a block, if it was called within it."""
         ...
 
     @property

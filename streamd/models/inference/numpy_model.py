@@ -6,7 +6,8 @@ arithmetic, and its code takes more memory than the rest of a server. numpy mult
 BLAS, as torch does.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -190,6 +191,14 @@ class NumpyModel:
 
     def forget_rate(self) -> None:
         self._new = NewRates(np.zeros((NUM_COUNTS, self.schema.num_edge_sets)))
+
+    @contextmanager
+    def keeping_rate(self) -> Iterator[None]:
+        before = self._new
+        try:
+            yield
+        finally:
+            self._new = before
 
     @property
     def mean_facts(self) -> Float32:

@@ -1,5 +1,8 @@
 """A `LinkModel` for answering: any architecture, on any device."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -75,6 +78,15 @@ class TorchModel:
 
     def forget_rate(self) -> None:
         self.model.new_destinations.stop()
+
+    @contextmanager
+    def keeping_rate(self) -> Iterator[None]:
+        rate = self.model.new_destinations
+        before = rate.counts.clone()
+        try:
+            yield
+        finally:
+            rate.load_state_dict({"counts": before})
 
     @property
     def mean_facts(self) -> Float32:

@@ -7,13 +7,22 @@ from typing import TypeVar
 import structlog
 
 from streamd.gpu import memory_for
-from streamd.server.engine.answers import answers_of, moments_of
+from streamd.server.engine.answers import answer_new_source, answers_of, moments_of
 from streamd.server.engine.log_follower import LogFollower
 from streamd.server.engine.preparing import Preparing
 from streamd.server.engine.queue import PendingBatch, RequestQueue
 from streamd.server.engine.search import Searches
 from streamd.server.engine.status import EngineStatus
-from streamd.serving.requests import Answer, NotFinite, Request
+from streamd.serving.requests import (
+    Answer,
+    KnownSource,
+    NoContext,
+    NotFinite,
+    Recommend,
+    Request,
+    Score,
+    supposes,
+)
 from streamd.settings.loading import ServerSettings
 from streamd.telemetry import metrics
 
@@ -30,10 +39,12 @@ class Answerer:
         self._status = status
         self._searches = Searches(settings)
         self._preparing = Preparing()
+        self._supposing: list[PendingBatch] = []
+        """Batches with supposed sources, which wait until the graph has the whole log."""
 
     def __bool__(self) -> bool:
         """Whether requests wait, or searches are in progress."""
-        return bool(self._queue or self._searches or self._preparing)
+        return bool(self._queue or self._searches or self._preparing or self._supposing)
 
     def step(self, follower: LogFollower) -> None:
         """Answer the waiting requests in one pass, then run one slice of the searches of all nodes.
@@ -46,7 +57,7 @@ class Answerer:
         4. Advance the oldest search by one slice, after the short requests.
         """
         # 1. Take.
-        if batches := self._take(follower):
+        for batches in self._take(follower):
             begun = time.monotonic()
             # 2. Compute.
             answers = self.compute(follower, [r for batch in batches for r in batch.requests])
@@ -55,12 +66,16 @@ class Answerer:
         # 4. Search.
         self._search(follower)
 
-    def _take(self, follower: LogFollower) -> list[PendingBatch]:
-        """Take the batches of a pass from the queue. Searches of all nodes are only started here,
-        since they take many slices; requests whose popular nodes are unknown yet wait in
-        `Preparing`."""
+    def _take(self, follower: LogFollower) -> list[list[PendingBatch]]:
+        """Take the batches of a pass from the queue: those to answer together, and each with
+        supposed sources alone, since it may be refused. Searches of all nodes are only started
+        here, since they take many slices; requests whose popular nodes are unknown yet wait in
+        `Preparing`, and supposed sources until the graph has the whole log."""
         candidates = follower.view.candidates
-        batches = self._preparing.step(candidates)
+        now = time.monotonic()
+        batches = [one for one in self._supposing if one.deadline > now]
+        self._supposing = []
+        batches += self._preparing.step(candidates)
         for batch in self._queue.take():
             if searches := batch.searches:
                 moments = moments_of(follower.view, follower.served, searches, follower.seen)
@@ -70,18 +85,31 @@ class Answerer:
                 batches.append(batch)
             else:
                 self._preparing.add(batch)
-        return batches
+
+        # Batches with supposed sources.
+        supposing = [batch for batch in batches if batch.supposes]
+        if not follower.view.caught_up:
+            self._supposing, supposing = supposing, []
+        together = [batch for batch in batches if not batch.supposes]
+        return [group for group in (together, *([one] for one in supposing)) if group]
 
     def compute(self, follower: LogFollower, requests: list[Request]) -> list[Answer] | Exception:
         """Answer requests with the version that serves, or with the rule if the version's output is
         not finite. Returns: the answers in order, or an error for all of the requests."""
 
         def answers() -> list[Answer]:
-            moments = moments_of(follower.view, follower.served, requests, follower.seen)
-            found = answers_of(requests, moments)
+            plain = [r for r in requests if not supposes(r)]
+            moments = moments_of(follower.view, follower.served, plain, follower.seen)
+            found = answers_of(plain, moments)
             if self._status.ready:
-                self._searches.measure(requests, moments, found)
-            return found
+                self._searches.measure(plain, moments, found)
+
+            # Those with a source of their own, one after the other.
+            left = iter(found)
+            return [answer_alone(r) if supposes(r) else next(left) for r in requests]
+
+        def answer_alone(request: Score | Recommend) -> Answer:
+            return answer_new_source(follower.view, follower.served, request, follower.seen)
 
         result = self._attempt(follower, "answers", answers)
         if isinstance(result, NotFinite):
@@ -125,6 +153,8 @@ class Answerer:
         try:
             with memory_for(work):
                 return compute()
+        except (KnownSource, NoContext) as error:
+            return error
         except Exception as error:  # noqa: BLE001 - the callers by HTTP get it; it must not end the engine
             if isinstance(error, NotFinite) and follower.served is not None:
                 follower.stop_serving(error)

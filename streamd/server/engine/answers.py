@@ -1,7 +1,7 @@
 """Computes the answers of many requests in one pass."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from streamd.serving.requests import (
     Seen,
     Similar,
 )
+from streamd.serving.supposition import supposing
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,20 @@ def moments_of(
         for t, rule in set(asked)
     }
     return [moments[one] for one in asked]
+
+
+def answer_new_source(
+    view: ServerGraph, served: LoadedVersion | None, request: Score | Recommend, seen: Seen
+) -> Answer:
+    """Compute the answer to a request that supposes a source. Its position is that of the log,
+    without supposed events. Raises: NotFinite, KnownSource, NoContext."""
+    # Its position is read before the log has supposed events.
+    edge, newest_us = view.edge, view.newest_us
+    memory_edge = served.memory.edge if served else edge
+    with supposing(view, served, request) as one:
+        moments = moments_of(view, one, [request], seen)
+        answer = answers_of([request], moments)[0]
+    return replace(answer, edge=edge, newest_us=newest_us, memory_edge=memory_edge)
 
 
 def answers_of(requests: Sequence[Request], moments: Sequence[Moment]) -> list[Answer]:

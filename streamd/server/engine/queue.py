@@ -16,6 +16,7 @@ from streamd.serving.requests import (
     Request,
     Score,
     Similar,
+    supposes,
 )
 from streamd.settings.loading import ServerSettings
 from streamd.telemetry.spans import Started, current
@@ -23,6 +24,9 @@ from streamd.telemetry.spans import Started, current
 EXPLAIN_WEIGHT = 8
 """An explanation takes about as long as this many scores, and each request has one: a pass of
 `server.max_batch` of them would delay the others by 50 ms."""
+SUPPOSED_WEIGHT = 8
+"""A request that supposes its source is answered alone, which takes as long as this many small ones
+in one pass."""
 REQUEST_PAIRS = 20
 """The overhead of a request, in pairs that could be scored in the same time."""
 REASON_PAIRS = 8
@@ -51,9 +55,13 @@ class PendingBatch:
 
     @property
     def weight(self) -> int:
-        """Its share of a pass: a request counts 1, an explanation EXPLAIN_WEIGHT."""
-        more = sum(isinstance(r, Explain) for r in self.requests)
-        return len(self.requests) + (EXPLAIN_WEIGHT - 1) * more
+        """Its share of a pass, as of `weight_of`."""
+        return sum(map(weight_of, self.requests))
+
+    @property
+    def supposes(self) -> bool:
+        """Whether a request supposes its source."""
+        return any(map(supposes, self.requests))
 
     def trace(self, begun: float, ended: float, version: str) -> None:
         """Record the spans of the batch's wait and of its answer, if its request has one. begun,
@@ -100,6 +108,14 @@ class PendingBatch:
         """All recommendations of the batch if one of them is exact, otherwise none."""
         asked = [r for r in self.requests if isinstance(r, Recommend)]
         return asked if any(r.exact for r in asked) else []
+
+
+def weight_of(request: Request) -> int:
+    """The share of a pass: 1, of an explanation EXPLAIN_WEIGHT, of a supposed source
+    SUPPOSED_WEIGHT."""
+    if isinstance(request, Explain):
+        return EXPLAIN_WEIGHT
+    return SUPPOSED_WEIGHT if supposes(request) else 1
 
 
 class RequestQueue:

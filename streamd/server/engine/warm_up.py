@@ -6,8 +6,20 @@ touches new memory. No client should wait for that.
 
 import numpy as np
 
+from streamd.events import Key
+from streamd.server.engine.set_names import in_set
 from streamd.serving.following_graph import ServerGraph
-from streamd.serving.requests import Embedding, Explain, Label, Recommend, Request, Score, Similar
+from streamd.serving.requests import (
+    Embedding,
+    Explain,
+    Label,
+    NewSource,
+    Recommend,
+    Request,
+    Score,
+    Similar,
+    SourceEvent,
+)
 
 UNKNOWN_KEY = "a node that does not exist"
 """A key to use if the log has no event, or the nodes of its newest events are deleted."""
@@ -21,7 +33,8 @@ LATER_US = 366 * 24 * 3_600_000_000
 def warm_up_requests(view: ServerGraph) -> list[Request]:
     """One request of each kind, about the endpoints of the newest events.
 
-    One of them has a time long after the newest event, so that the memory advances for it.
+    One of them has a time long after the newest event, so that the memory advances for it. Two
+    suppose a source; the last of its events is as late.
     """
     newest = max(view.log.first_edge, view.edge - NUM_SCORED)
     src, dst, _ = view.log.edges(newest, view.edge)
@@ -39,4 +52,27 @@ def warm_up_requests(view: ServerGraph) -> list[Request]:
         Embedding(source),
         Label(source),
         Explain(source, targets[-1]),
+        *_with_a_new_source(view, targets, later_us),
+    ]
+
+
+def _with_a_new_source(view: ServerGraph, targets: list[Key], later_us: int) -> list[Request]:
+    """Requests that suppose a source, in the edge set of the newest event. targets: ending with the
+    destination of that event. later_us: as of its last event."""
+    # The edge set of the newest event, 0 before the first.
+    schema = view.log.state.schema
+    edge_set = int(
+        np.append(0, view.log.edge_sets(max(view.log.first_edge, view.edge - 1), view.edge))[-1]
+    )
+    node_set = schema.ends_of(edge_set)[0]
+    widths = schema.node_columns(node_set), schema.edge_columns(edge_set)
+    own, of_edge = ((0.0,) * (columns.stop - columns.start) for columns in widths)
+
+    # The last event closes the chunks of memory before it.
+    times = (None, view.newest_us, later_us)
+    events = tuple(SourceEvent(targets[-1], time, edge_set, of_edge) for time in times)
+    source, new = in_set(node_set, UNKNOWN_KEY), NewSource(own, events)
+    return [
+        Score(source, tuple(targets), edge_set=edge_set, new=new),
+        Recommend(src=source, edge_set=edge_set, new=new),
     ]

@@ -14,7 +14,15 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from streamd.errors import KafkaError, VersionError
 from streamd.server.engine.conditions import BadCondition
 from streamd.server.http.methods import method_of
-from streamd.serving.requests import NotReached, NotReady, Overloaded, TooManyNodes, TooOld
+from streamd.serving.requests import (
+    KnownSource,
+    NoContext,
+    NotReached,
+    NotReady,
+    Overloaded,
+    TooManyNodes,
+    TooOld,
+)
 
 MEDIA_TYPE = "application/problem+json"
 AGAIN = {"Retry-After": "1"}
@@ -55,7 +63,9 @@ def add_handlers(app: FastAPI) -> None:
     """Register a handler for every error that a route may raise."""
     for kind, handler in (
         (Overloaded, _answer_overloaded),
-        (TooManyNodes, _too_many_nodes),
+        (TooManyNodes, _unprocessable),
+        (KnownSource, _unprocessable),
+        (NoContext, _unprocessable),
         (NotReady, _not_ready),
         (TimeoutError, _too_late),
         (BadCondition, _bad_condition),
@@ -76,7 +86,7 @@ async def _answer_overloaded(request: Request, error: Exception) -> JSONResponse
     return problem(request.url.path, 429, str(error), AGAIN)
 
 
-async def _too_many_nodes(request: Request, error: Exception) -> JSONResponse:
+async def _unprocessable(request: Request, error: Exception) -> JSONResponse:
     return problem(request.url.path, 422, str(error))
 
 

@@ -1,8 +1,11 @@
 """Converts bodies of `/v1` into requests to the engine."""
 
+from collections.abc import Sequence
+
 from fastapi import HTTPException
 
 from streamd.events import MICROSECONDS, Key
+from streamd.server.engine.queue import SUPPOSED_WEIGHT, weight_of
 from streamd.server.engine.set_names import in_set
 from streamd.server.state import ServerState
 from streamd.server.v1.schemas import (
@@ -14,8 +17,12 @@ from streamd.server.v1.schemas import (
 )
 from streamd.server.v1.trial_answers import no_trial
 from streamd.server.v1.trial_unit import TrialUnit
-from streamd.serving.requests import Explain, Recommend, Score, Similar
+from streamd.serving.requests import Explain, Recommend, Score, Similar, supposes
 
+NOT_EXACT = (
+    "exact scores all nodes between other requests, and features and context hold for one moment: "
+    "leave out one or the other"
+)
 MAX_REASONS = 100
 """Maximum k of a recommendation with reasons: each node takes as many scores as there are groups of
 facts."""
@@ -32,8 +39,14 @@ def to_score(state: ServerState, body: ScoreRequest) -> Score:
     edge_set = state.sets.edge_set(body.edge_set)
     source, target = state.sets.ends(edge_set)
     dst = tuple(in_set(target, key) for key in body.dst) if target else tuple(body.dst)
-    rule = _rule_of(state, body.trial)
-    return Score(in_set(source, body.src), dst, _time_us(state, body.time), edge_set, rule)
+    return Score(
+        src=in_set(source, body.src),
+        dst=dst,
+        time_us=_time_us(state, body.time),
+        edge_set=edge_set,
+        rule=_rule_of(state, body.trial),
+        new=state.new_sources.read(body, edge_set),
+    )
 
 
 def to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
@@ -43,6 +56,9 @@ def to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
     source, target = state.sets.ends(edge_set)
     if body.reasons and body.k > MAX_REASONS:
         raise HTTPException(422, f"k: {body.k} nodes with reasons, at most {MAX_REASONS}")
+    new = state.new_sources.read(body, edge_set)
+    if body.exact and new is not None:
+        raise HTTPException(422, NOT_EXACT)
     return Recommend(
         src=in_set(source, body.src),
         k=body.k,
@@ -54,7 +70,26 @@ def to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
         time_us=_time_us(state, body.time),
         edge_set=edge_set,
         rule=_rule_of(state, body.trial),
+        new=new,
     )
+
+
+def check_batch(state: ServerState, requests: Sequence[Score | Recommend]) -> None:
+    """Check the number of requests in a batch. Raises: HTTPException."""
+    # Its weight, as of a pass of the engine.
+    limit = state.settings.server.max_batch
+    weight = sum(map(weight_of, requests))
+    if weight > limit:
+        raise HTTPException(
+            422,
+            f"{weight} in one batch, at most {limit} (server.max_batch); a request with features "
+            f"or context counts {SUPPOSED_WEIGHT}",
+        )
+
+    # An exact recommendation makes a search of all of the batch.
+    is_exact = any(isinstance(request, Recommend) and request.exact for request in requests)
+    if is_exact and any(map(supposes, requests)):
+        raise HTTPException(422, NOT_EXACT)
 
 
 def empty_hint(body: RecommendRequest) -> str:

@@ -12,7 +12,8 @@ from streamd.errors import BadEvent
 from streamd.events import Key
 from streamd.schema import Schema
 from streamd.server.engine.set_names import PlainKey, in_set
-from streamd.server.v1.schemas import Diversity, RecommendRequest, SimilarRequest
+from streamd.server.v1.request_parts import Diversity
+from streamd.server.v1.schemas import RecommendRequest, SimilarRequest
 from streamd.serving.node_filter import FeatureCondition, NodeFilter, ValueLimit
 from streamd.settings.sets import (
     MAX_FLOAT32,

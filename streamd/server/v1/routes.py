@@ -21,6 +21,7 @@ from streamd.server.http.query_names import refuse_unknown_parameters
 from streamd.server.page.status import passed_over
 from streamd.server.state import Asked, ServerState, State, require_admin_key, require_key
 from streamd.server.v1.bodies import (
+    check_batch,
     nodes_of,
     to_explain,
     to_recommend,
@@ -100,6 +101,7 @@ async def score_batch(body: ScoreBatch, state: State, asked: Asked) -> Response:
     """Several requests of `/v1/score`, answered in their order; if one fails, all do."""
     _check_batch(state, len(body.requests))
     requests = [to_score(state, one) for one in body.requests]
+    check_batch(state, requests)
     answers = await state.engine.ask_all(requests, asked)
     rows = zip(body.requests, requests, answers, strict=True)
     scored = [score_content(state, own, r, a) for own, r, a in rows]
@@ -119,6 +121,7 @@ async def recommend_batch(body: RecommendBatch, state: State, asked: Asked) -> R
     """Several requests of `/v1/recommend`, answered in their order; if one fails, all do."""
     _check_batch(state, len(body.requests))
     requests = [to_recommend(state, one) for one in body.requests]
+    check_batch(state, requests)
     answers = await state.engine.ask_all(requests, asked)
     rows = zip(body.requests, requests, answers, strict=True)
     found = [recommendation_content(state, own, r, a) for own, r, a in rows]

@@ -3,35 +3,25 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
+from pydantic import BaseModel, Field, StrictInt, model_validator
 
+from streamd.server.v1.request_parts import (
+    Context,
+    Diversity,
+    EdgeSetName,
+    ExcludeFilter,
+    KindFilter,
+    NodeKey,
+    NodeSetName,
+    OnlyFilter,
+    RequestBody,
+    SourceFeatures,
+    WhereFilter,
+)
 from streamd.server.v1.trial_unit import Trial
 from streamd.server.v1.trial_unit import TrialUnit as TrialUnit
 
-INT64 = 2**63 - 1
-"""Maximum absolute value of an integer key, and maximum time."""
-NodeKey = (
-    Annotated[StrictInt, Field(ge=-INT64, le=INT64)]
-    | Annotated[StrictStr, Field(min_length=1, max_length=1024)]
-)
-
-
-class RequestBody(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
 # Request bodies. An unknown field is an error.
-EdgeSetName = Annotated[
-    str | None,
-    Field(
-        max_length=256,
-        description="edge set; required if several are declared",
-    ),
-]
-NodeSetName = Annotated[
-    str | None,
-    Field(max_length=256, description="node set of the nodes; required if several are declared"),
-]
 
 
 class ScoreRequest(RequestBody):
@@ -45,56 +35,9 @@ class ScoreRequest(RequestBody):
         None, ge=0, le=2**62, description="query time; one not after the newest event means now"
     )
     edge_set: EdgeSetName = None
+    features: SourceFeatures = None
+    context: Context = []
     trial: Trial = None
-
-
-CONDITION: dict[str, Any] = {
-    "anyOf": [
-        {"type": ["string", "number", "boolean"]},
-        {"type": "array", "items": {"type": ["string", "number", "boolean"]}},
-        {
-            "type": "object",
-            "properties": {bound: {"type": "number"} for bound in ("gt", "gte", "lt", "lte")},
-            "additionalProperties": False,
-            "minProperties": 1,
-        },
-    ]
-}
-"""A condition on a feature as JSON Schema: a value, a list of values, or a range of numbers."""
-
-
-# Filters of the nodes in an answer. Lists have at most server.max_candidates items.
-KindFilter = Annotated[
-    str | None,
-    Field(
-        max_length=256,
-        description="only destinations with this text before the first colon of their key",
-    ),
-]
-OnlyFilter = Annotated[
-    list[NodeKey] | None,
-    Field(description="only these nodes", examples=[["page:1", "page:2", "page:3"]]),
-]
-ExcludeFilter = Annotated[
-    list[NodeKey], Field(description="none of these nodes", examples=[["page:4"]])
-]
-WhereFilter = Annotated[
-    dict[Annotated[str, Field(max_length=256)], Any],
-    Field(
-        description="feature -> a value, a list of values, or a range of numbers by gt, gte, lt "
-        "and lte; nodes without features are left out",
-        json_schema_extra={"additionalProperties": CONDITION},
-    ),
-]
-
-
-class Diversity(RequestBody):
-    """Limits how many nodes of an answer have the same value of a feature."""
-
-    feature: str = Field(max_length=256, description="feature of the nodes", examples=["category"])
-    max_per_value: int = Field(
-        ge=1, le=1000, description="maximum number of nodes with the same value"
-    )
 
 
 class RecommendRequest(RequestBody):
@@ -118,6 +61,8 @@ class RecommendRequest(RequestBody):
     reasons: bool = Field(
         False, description="return the reason of each score; k is then at most 100"
     )
+    features: SourceFeatures = None
+    context: Context = []
     trial: Trial = None
 
 

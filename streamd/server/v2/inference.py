@@ -27,7 +27,7 @@ from streamd.server.http.fast_routes import (
     whole,
 )
 from streamd.server.state import Asked, ServerState, State, require_key
-from streamd.server.v1.schemas import INT64
+from streamd.server.v1.request_parts import INT64
 from streamd.server.v2 import binary
 from streamd.serving.requests import Answer, Score
 

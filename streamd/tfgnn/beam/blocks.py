@@ -59,7 +59,7 @@ class SeedBlock:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Arrivals:
+class SampleArrivals:
     """Nodes that samples reached by an operation, keyed by the bucket of the nodes. samples: as in
     `Seeds.handles`. until_S: int64, time of each sample. sample_P, node_P: P pairs of a sample and
     a node, as indices into the two lists."""
@@ -106,7 +106,7 @@ class SampledEdges:
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledNodes:
     """Nodes of samples, keyed by the shard of the samples. sample_P, node_P: P pairs, as in
-    `Arrivals`."""
+    `SampleArrivals`."""
 
     node_set: str
     samples: list[bytes]

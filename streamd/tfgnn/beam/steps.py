@@ -15,11 +15,11 @@ import numpy as np
 
 from streamd.errors import TFGNNError
 from streamd.tfgnn.beam.blocks import (
-    Arrivals,
     EdgeBlock,
     EdgeQueries,
     Keyed,
     NodeBlock,
+    SampleArrivals,
     SampledEdges,
     SampledNodes,
     SeedBlock,
@@ -139,7 +139,7 @@ def name_seeds(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
     op = seed_of(plan.spec).op_name
     yield (
         key,
-        Arrivals(op, handles, seeds.until_S, nodes, np.arange(len(handles)), arrived),
+        SampleArrivals(op, handles, seeds.until_S, nodes, np.arange(len(handles)), arrived),
     )
 
 
@@ -148,7 +148,7 @@ def expand(bucket: Keyed, plan: Plan, ops: list[SamplingOp]) -> Iterator[Keyed]:
     forward all other blocks. Raises: TFGNNError for an invalid weight."""
     key, blocks = bucket[0], list(bucket[1])
     yield from ((key, block) for block in blocks if not isinstance(block, EdgeBlock))
-    arrivals = of(blocks, Arrivals)
+    arrivals = of(blocks, SampleArrivals)
     made: dict[str, _Edges] = {}
     for op in ops:
         came = [block for block in arrivals if block.op in op.input_op_names]
@@ -229,7 +229,7 @@ class _Edges:
 
 
 def _pairs(
-    came: list[Arrivals], number: dict[bytes, int]
+    came: list[SampleArrivals], number: dict[bytes, int]
 ) -> tuple[list[bytes], Array, Array, Array]:
     """The samples, their times, and the distinct pairs of a sample and a node that has a number."""
     samples, sample_number = number_strings(id for block in came for id in block.samples)
@@ -260,17 +260,17 @@ def _arrivals(
     for bucket, indices in groups(bucket_N[node]):
         have, sample_P = compact(sample[indices])
         came, node_P = compact(node[indices])
-        block = Arrivals(
+        block = SampleArrivals(
             op, pick(samples, have), until_S[have], pick(nodes, came), sample_P, node_P
         )
         yield bucket, block
 
 
 def by_sample(keyed: Keyed, plan: Plan) -> Iterator[Keyed]:
-    """Key an `Arrivals` by the buckets of its samples instead of its nodes; forward other
+    """Key an `SampleArrivals` by the buckets of its samples instead of its nodes; forward other
     blocks."""
     block = keyed[1]
-    if not isinstance(block, Arrivals):
+    if not isinstance(block, SampleArrivals):
         yield keyed
         return
     key_S = bucket_of(block.samples, plan.buckets)
@@ -278,7 +278,7 @@ def by_sample(keyed: Keyed, plan: Plan) -> Iterator[Keyed]:
         have, sample_P = compact(block.sample_P[indices])
         came, node_P = compact(block.node_P[indices])
         samples, nodes = pick(block.samples, have), pick(block.nodes, came)
-        yield key, Arrivals(block.op, samples, block.until_S[have], nodes, sample_P, node_P)
+        yield key, SampleArrivals(block.op, samples, block.until_S[have], nodes, sample_P, node_P)
 
 
 def query_edges(bucket: Keyed, plan: Plan, edge_sets: list[str]) -> Iterator[Keyed]:
@@ -289,7 +289,7 @@ def query_edges(bucket: Keyed, plan: Plan, edge_sets: list[str]) -> Iterator[Key
     # Collect the nodes of each sample by node set. The edges that operations took are dropped: the
     # queries find them again, among all edges between the nodes.
     for block in bucket[1]:
-        if not isinstance(block, Arrivals):
+        if not isinstance(block, SampleArrivals):
             if not isinstance(block, SampledEdges):
                 yield bucket[0], block
             continue
@@ -351,10 +351,10 @@ def join_rows(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
     """Join the nodes that samples reached with their rows, and key them by the shards of the
     samples. Raises: TFGNNError for an id that occurs twice in a table."""
     key, blocks = bucket[0], list(bucket[1])
-    came: dict[str, list[Arrivals]] = {}
+    came: dict[str, list[SampleArrivals]] = {}
     missing: Missing = {}
     for block in blocks:
-        if isinstance(block, Arrivals):
+        if isinstance(block, SampleArrivals):
             came.setdefault(plan.node_set_of(block.op), []).append(block)
             # Each sample arrives once by the seed operation: announce it to its shard there.
             if block.op == seed_of(plan.spec).op_name:
