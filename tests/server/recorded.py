@@ -125,6 +125,10 @@ def answers(later):
         {"src": "u:8", "kind": "u", "k": 4}, {"src": "u:8", "kind": "i", "k": 50, "exact": True},
         {"src": "u:8", "kind": "no such"}, {"src": "nobody", "k": 2}, {"src": "nobody", "k": 2, "exact": True},
         {"src": "u:9", "k": 5, "exclude_seen": True, "exact": True}, {"src": "u:9", "k": 5, "time": later}]
+    partners = [{"dst": "i:7", "features": [1, 2]}, {"dst": "i:9", "features": [0, 1], "time": later}]
+    new = {"src": "new here", "features": [0.5, -0.5], "context": partners}
+    score += [new | {"dst": strange}, new | {"dst": some, "time": later + HOUR}, new | {"src": "u:3", "dst": some}]
+    recommend.append(new | {"k": 4})
     for body in score:
         yield "POST", "/v1/score", body
     yield "POST", "/v1/score/batch", {"requests": score[:4]}
