@@ -22,6 +22,7 @@ from streamd import __version__
 from streamd.cli.backtest import GridCommand, backtest
 from streamd.cli.changelog import changelog_app
 from streamd.cli.deadletter import letters_app
+from streamd.cli.embeddings_command import embeddings
 from streamd.cli.erase import erase
 from streamd.cli.export_command import export
 from streamd.cli.import_ import import_
@@ -157,6 +158,7 @@ def demo(
 
 app.command()(produce)
 app.command()(sql)
+app.command()(embeddings)
 app.command()(export)
 app.command(cls=GridCommand)(backtest)
 app.command("import")(import_)

@@ -305,9 +305,14 @@ class LoadedVersion:
         """The embedding of a node, float32[D]; empty if the model has no embeddings."""
         if not self.has_embeddings:
             return np.zeros(0, np.float32)
-        self.embed(np.array([node]), live)
-        z_D: Float32 = on_host(self._embeddings.of(0, np.array([node]))[0])
+        z_D: Float32 = self.embeddings_of(np.array([node]), live)[0]
         return z_D
+
+    def embeddings_of(self, nodes: Int64, live: LiveGraph) -> Float32:
+        """The embeddings of nodes by a model that has some: float32[N, D]."""
+        self.embed(nodes, live)
+        z_ND: Float32 = on_host(self._embeddings.of(0, nodes))
+        return z_ND
 
     def likeness(self, node: int, nodes: Int64, live: LiveGraph) -> Float32:
         """The cosine similarity of a node's embedding and those of other nodes: float32[N]."""

@@ -11,18 +11,19 @@ import numpy as np
 import pyarrow as pa
 
 from streamd.clock import parse_time_us, time_us
-from streamd.errors import StreamdError
+from streamd.errors import StreamdError, VersionError
 from streamd.eventlog.reader import LogReader
 from streamd.scoring.stored_scores import ScoreSource, score_source
 from streamd.settings.loading import ModelSettings, load_settings
 from streamd.settings.sets import nearest_of
 from streamd.table.arrow_columns import pick
+from streamd.table.embedding_rows import EmbeddingRows
 from streamd.table.event_tables import AllEvents, EventColumns, SetEvents
 from streamd.table.fact_rows import FactRows
 from streamd.table.keys import NodeKeys
 from streamd.table.lease import Lease
 from streamd.table.node_tables import Labels, LogNodes
-from streamd.table.records import moves, newest_model, versions, windows
+from streamd.table.records import moves, newest_model, registry_of, versions, windows
 from streamd.table.score_rows import ScoreRows
 
 Time = int | str | datetime | None
@@ -178,15 +179,10 @@ class LogSnapshot:
         Returns: a pyarrow.RecordBatchReader. Raises: StreamdError for an unknown set or column;
         LeaseError.
         """
-        names = self._log.state.schema.node_set_names
-        if node_set is not None and node_set not in names:
-            raise StreamdError(
-                f"The log has no node set {node_set!r}{nearest_of(node_set, names)}."
-            )
         # The only set's features have names.
-        number = 0 if len(names) == 1 else None
+        number = 0 if self._log.state.schema.num_node_sets == 1 else None
         if node_set is not None:
-            number = names.index(node_set)
+            number = self._node_set(node_set)
         return self.read(LogNodes(self._log, self._keys, number), "nodes", columns)
 
     def labels(
@@ -277,6 +273,40 @@ class LogSnapshot:
     def moves(self) -> Any:
         """The moves of the champion, as a pyarrow.RecordBatchReader."""
         return self.read(moves(self._log.data_dir), "moves")
+
+    def embeddings(
+        self,
+        version: str | None = None,
+        node_set: str | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+    ) -> Any:
+        """The embeddings of nodes as of a version: by its weights and memory, from the events that
+        it has learned. Deleted nodes are left out.
+
+        Args:
+            version (str, optional): its name; by default the champion.
+            node_set (str, optional): name of the set; by default all.
+            columns (Sequence of str, optional): names of columns; all by default.
+
+        Returns: a pyarrow.RecordBatchReader. Raises: VersionError if there is no such version, or
+        its memory is no longer kept; StreamdError if its model has no embeddings; LeaseError.
+        """
+        registry = registry_of(self._log.data_dir)
+        move = None if registry is None else registry.shown()
+        name = version or (move.champion if move else "")
+        if registry is None or not name:
+            raise VersionError("There is no version yet.", "let the trainer learn a window.")
+        number = None if node_set is None else self._node_set(node_set)
+        table = EmbeddingRows(self._log, self._keys, registry, name, number)
+        return self.read(table, "embeddings", columns)
+
+    def _node_set(self, name: str) -> int:
+        """Number of a node set. Raises: StreamdError for an unknown one."""
+        names = self._log.state.schema.node_set_names
+        if name not in names:
+            raise StreamdError(f"The log has no node set {name!r}{nearest_of(name, names)}.")
+        return names.index(name)
 
     def tables(self) -> dict[str, Table]:
         """All tables by name: `events`, `nodes`, `labels`, `windows`, `versions`, `moves`, and in a

@@ -94,7 +94,7 @@ def versions(data_dir: Path) -> Records:
     """The versions of the model that are still kept, oldest first."""
 
     def read() -> list[dict[str, Any]]:
-        registry = _registry(data_dir)
+        registry = registry_of(data_dir)
         if registry is None:
             return []
         return [_version_row(registry, one) for one in read_manifests(registry)]
@@ -106,7 +106,7 @@ def moves(data_dir: Path) -> Records:
     """The moves of the champion, oldest first."""
 
     def read() -> list[dict[str, Any]]:
-        registry = _registry(data_dir)
+        registry = registry_of(data_dir)
         if registry is None:
             return []
         return [
@@ -126,12 +126,12 @@ def moves(data_dir: Path) -> Records:
 
 def newest_model(data_dir: Path) -> ModelSettings:
     """The model settings of the newest version; the defaults if there is none."""
-    registry = _registry(data_dir)
+    registry = registry_of(data_dir)
     manifests = [] if registry is None else read_manifests(registry)
     return manifests[-1].model_settings() if manifests else ModelSettings()
 
 
-def _registry(data_dir: Path) -> Registry | None:
+def registry_of(data_dir: Path) -> Registry | None:
     """The registry of a data directory; None if it has none yet."""
     # A registry creates its folder, which a reader must not do.
     if not (data_dir / FOLDER).is_dir():
