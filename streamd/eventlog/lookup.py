@@ -46,8 +46,9 @@ class CommittedBytes:
 
 
 class LateEdges:
-    """The late edges, which the log stores at the watermark instead of their original time. Owner:
-    a reader or writer of the log."""
+    """The late edges, which the log stores at the watermark instead of their original time. Those
+    that retention removed are dropped once they are the larger part. Owner: a reader or writer of
+    the log."""
 
     def __init__(self, data_dir: Path) -> None:
         self._bytes = CommittedBytes(data_dir, LATE)
@@ -58,13 +59,22 @@ class LateEdges:
     def take(self, state: LogState) -> None:
         """Add the late edges committed as of a state. Raises: DataDirectoryError."""
         rows = np.frombuffer(self._bytes.new(state), LATE_ROW)
-        self._edge.append(rows["edge"])
-        self._time.append(rows["time"])
-        self._by_time.add(rows["time"], rows["edge"])
+        self._add(rows["edge"], rows["time"])
+        edge, time = self.rows
+        num_gone = int(np.searchsorted(edge, state.first_edge))
+        if 2 * num_gone > len(edge):
+            self._edge, self._time = GrowingArray(np.int64), GrowingArray(np.int64)
+            self._by_time = SortedRuns()
+            self._add(edge[num_gone:], time[num_gone:])
+
+    def _add(self, event_ids: Int64, times: Int64) -> None:
+        self._edge.append(event_ids)
+        self._time.append(times)
+        self._by_time.add(times, event_ids)
 
     @property
     def rows(self) -> tuple[Int64, Int64]:
-        """Event ids of all late edges, ascending, and their original times: int64[N] each."""
+        """Event ids of the late edges, ascending, and their original times: int64[N] each."""
         return self._edge.values, self._time.values
 
     def holds(self, event_ids: Int64) -> Bools:

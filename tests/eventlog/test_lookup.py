@@ -1,5 +1,7 @@
 """Edges found by name, and the structures by which they are found, beside the plain way of doing it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from streamd.eventlog import lookup
 from streamd.eventlog.deletions import Deletions
-from streamd.eventlog.layout import LATE_ROW
+from streamd.eventlog.layout import LATE, LATE_ROW
 from streamd.eventlog.lookup import LateEdges, find_edges
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.segments import MappedSegments
@@ -126,3 +128,26 @@ def test_deletes_however_they_come_hide_the_same(log, at_once):
         np.testing.assert_array_equal(deletions.hides(first, src[part], dst[part]), (single | gone[src] | gone[dst])[part])
     assert deletions.nodes.tolist() == rows["src"][::9].tolist() and deletions.of_nodes.edge.tolist() == rows["edge"][::9].tolist()
     assert deletions.count == 40 and deletions.newest_place == rows["edge"][-1]
+
+
+def test_late_edges_that_retention_removed_are_dropped_and_the_others_are_found(tmp_path):
+    rng = np.random.default_rng(3)
+    rows = np.zeros(5000, LATE_ROW)
+    rows["edge"], rows["time"] = np.sort(rng.choice(20_000, 5000, replace=False)), rng.integers(0, 300, 5000)
+    (tmp_path / "edges/default").mkdir(parents=True)
+    (tmp_path / LATE).write_bytes(rows.tobytes())
+    late = LateEdges(tmp_path)
+    for num in range(500, 5001, 500):
+        # The log keeps the newest 2,000 event ids, more or less.
+        first = max(0, int(rows["edge"][num - 1]) - 2000)
+        late.take(SimpleNamespace(files={LATE: SimpleNamespace(num_bytes=num * rows.itemsize)}, first_edge=first))
+        kept = rows[:num][rows["edge"][:num] >= first]
+        edge, time = late.rows
+        assert len(edge) <= 2 * len(kept) + 500
+        np.testing.assert_array_equal(edge[edge >= first], kept["edge"])
+        np.testing.assert_array_equal(time[edge >= first], kept["time"])
+        ids, index = late.came_at(np.arange(300))
+        is_kept = ids >= first
+        np.testing.assert_array_equal(ids[is_kept], kept["edge"])
+        np.testing.assert_array_equal(index[is_kept], kept["time"])
+        assert late.count(first, 20_000, 150) == (kept["time"] < 150).sum()
