@@ -22,6 +22,7 @@ from streamd.graph.label_history import LabelHistory
 from streamd.graph.live import LiveGraph, read_back
 from streamd.models import build_model
 from streamd.models.inference.torch_model import TorchModel
+from streamd.scoring.alarms import Alarms
 from streamd.scoring.outbox import Outbox
 from streamd.serving.loaded_version import LoadedVersion
 from streamd.training.learner import Learner
@@ -33,7 +34,7 @@ from tests.builders import settings as settings_of
 
 NODES, EVENTS = 35, 240
 SCHEMA = Schema(1, 0, 1)
-FOLLOWERS = {"LiveGraph", "LabelHistory", "LoadedVersion", "Learner", "Outbox"}
+FOLLOWERS = {"LiveGraph", "LabelHistory", "LoadedVersion", "Learner", "Outbox", "Alarms"}
 """Each class of streamd with a method `apply(changes)`; `World.shows` reads out every one of them."""
 
 
@@ -55,7 +56,8 @@ class World:
         model = build_model(own.model, SCHEMA, 0)
         self.version = LoadedVersion(SimpleNamespace(window_seconds=3600, window_end_us=0), TorchModel(model), model.new_memory())
         self.outbox = Outbox(lambda: None, lambda at: None, lambda reason, number: None)
-        for follower in (self.version, self.outbox):
+        self.alarms = Alarms(path, own.server)
+        for follower in (self.version, self.outbox, self.alarms):
             self.log.follow(follower)
 
     def grow(self, count):
@@ -94,6 +96,9 @@ class World:
         self.outbox.set_aside()
         self.outbox.add([SimpleNamespace(record=SimpleNamespace(event=e), src=int(self.src[e]), dst=int(self.dst[e])) for e in events],
                         [0.0] * len(events))
+        for e in events:
+            self.alarms._rarity.rate(e, "default", int(self.src[e]), 0.5)
+            self.alarms._begin_quiet(int(self.src[e]), e, int(self.time[e]))
         if self.recorder.edge < self.at:
             window = Window(int(self.time[0]), int(self.time[self.at - 1]) + 1, self.recorder.edge, self.at)
             for chunk in self.recorder.chunks(window):
@@ -110,6 +115,7 @@ class World:
         found["labels"] = {node for node in self.gone_nodes if self.labels.means(np.array([node]), np.zeros(1, np.int64), 100 * HOUR)[0, 0] == node + 1}
         found["embeddings"] = self.version._embeddings.has(np.arange(NODES)).sum() if self.changed else 0
         found["outbox"] = self.gone_events & {one.scored.record.event for one in self.outbox._waiting}
+        found["alarms"] = self.gone_nodes & {*self.alarms._last, *self.alarms._rarity._sources}
         found["replay"] = sum(self._shown_by(chunk, gone) for chunk in [*self.learner.replay.chunks, *self.learner.tail])
         return {name: what for name, what in found.items() if what}
 

@@ -117,10 +117,10 @@ def test_what_a_stopped_broker_did_not_take_is_not_sent_once_a_delete_took_it_ba
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
-        # One request may be on its way when the broker stops; what lies behind it in the client is not.
+        # One request may be on its way when the broker stops; later ones wait in the client.
         outbox.add([scored(1)], [0.0])
         outbox.step(time.monotonic(), -1.0)
-        time.sleep(0.2)
+        wait(lambda: outbox._sink._producer._sender._in_flight_batches, "the second one is on its way")
         outbox.add([scored(event) for event in range(2, 300)], [0.0] * 298)
         outbox.step(time.monotonic(), -1.0)
         begun = time.monotonic()
