@@ -29,8 +29,7 @@ def trials_report(
     """Print the figures of a trial: per arm units, outcomes and value, and the difference from the
     champion. Exit status 1 if the arms' numbers of units contradict their shares."""
     from streamd.trials.figures import look
-    from streamd.trials.trial_role import state_path
-    from streamd.trials.trial_state import read_sums
+    from streamd.trials.trial_state import read_sums, state_path
 
     settings = settings_of(config, data_dir)
     name = name or settings.trials.name

@@ -12,7 +12,6 @@ from streamd.decode.time_units import number_in, other_unit
 from streamd.events import Key
 from streamd.registry import Registry
 from streamd.schema import Schema
-from streamd.scoring.topic import KafkaSink
 from streamd.server.engine.conditions import Conditions, read_conditions
 from streamd.server.engine.engine import Engine
 from streamd.server.engine.key_types import KeyTypes, hint_of
@@ -113,6 +112,9 @@ class ServerState:
         trial, kafka = self.settings.trials, self.settings.kafka
         if not trial.name:
             return None
+        # A server without a trial loads no Kafka client until it forwards events.
+        from streamd.scoring.topic import KafkaSink
+
         return TrialAnswers(trial, ImpressionSender(lambda: KafkaSink(kafka, trial.topic)))
 
     def _make_decoder(self) -> Decoder:
@@ -197,6 +199,7 @@ def _page_settings(settings: Settings, roles: tuple[str, ...], schema: Schema) -
         time_unit=settings.stream.time_unit,
         key_prefixes=frozenset(p for s in settings.sources for p in s.prefixes()),
         broker=settings.kafka.bootstrap_servers,
+        trial=settings.trials.name,
         page_note=settings.server.page_note,
     )
 

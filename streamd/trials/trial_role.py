@@ -3,28 +3,22 @@
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import structlog
 
 from streamd.errors import SettingsError, StreamdError
 from streamd.events import MICROSECONDS
-from streamd.roles import TRIAL, folder_of, make_folder
+from streamd.roles import TRIAL, make_folder
 from streamd.settings.loading import Settings
 from streamd.settings.paths import Paths
 from streamd.telemetry.api_keys import ApiKeys
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.port import open_port
 from streamd.trials.joining import TrialLoop
-from streamd.trials.trial_state import Definition
+from streamd.trials.trial_state import Definition, state_path
 from streamd.trials.trial_topic import TrialTopic
 
 logger = structlog.get_logger()
-
-
-def state_path(data_dir: Path, trial: str) -> Path:
-    """The file with the state of a trial, which may not exist yet."""
-    return folder_of(data_dir, TRIAL) / f"{trial}.sqlite"
 
 
 def run_trial(settings: Settings, leads: Callable[[], bool], stop: threading.Event) -> None:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from streamd.errors import SettingsError
+from streamd.roles import TRIAL, folder_of
 from streamd.trials.always_valid import ArmSums
 from streamd.trials.impressions import Impression, Outcome
 
@@ -403,6 +404,11 @@ class TrialSums:
     sums: dict[str, ArmSums]
     reasons: dict[str, int]
     kept: dict[str, float]
+
+
+def state_path(data_dir: Path, trial: str) -> Path:
+    """The file with the state of a trial, which may not exist yet."""
+    return folder_of(data_dir, TRIAL) / f"{trial}.sqlite"
 
 
 def read_sums(path: Path) -> TrialSums | None:

@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 from streamd.cli.main import app
 from streamd.roles import TRIAL, make_folder
 from streamd.trials.impressions import Impression
-from streamd.trials.trial_role import state_path
-from streamd.trials.trial_state import Definition, TrialState
+from streamd.trials.trial_state import Definition, TrialState, state_path
 
 
 def state(folder, units):

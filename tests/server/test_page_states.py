@@ -3,20 +3,26 @@
 Pictures of all states go to the folder that PICTURES names (`make states`), for eyes to look at.
 """
 
+import asyncio
 import os
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from streamd.roles import folder_of
+from streamd.roles import TRIAL, folder_of, make_folder
 from streamd.server.engine.status import NextVersion
 from streamd.server.page.trend import RecentRefusals
+from streamd.server.page.trial_on_page import TrialOnPage
 from streamd.telemetry.heartbeat import HELD_STATE, Beat, Heartbeat
 from streamd.telemetry.progress import Reading
+from streamd.trials.impressions import Impression
+from streamd.trials.trial_state import Definition, TrialState, state_path
 from tests.server.test_page import (  # noqa: F401
     CHROMIUM,
     DESKTOP,
@@ -164,6 +170,40 @@ def test_each_state_has_its_line_and_its_colour(browser, small, empty, monkeypat
     found = Axe().run(page).response["violations"]
     assert [(v["id"], [n["target"] for n in v["nodes"]][:3]) for v in found if v["impact"] in ("serious", "critical")] == []
     close(page, served)
+
+
+@pytest.mark.parametrize("shape", SIZES)
+def test_the_arms_of_a_trial_are_compared_in_words(browser, small, monkeypatch, tmp_path, shape):  # noqa: F811
+    def run(path, champion, rule):
+        """A trial in which every second unit of each arm takes something."""
+        state = TrialState(path, Definition(name="ranking", shares={"champion": 0.5, "rule": 0.5}, horizon_seconds=10, edge_set=None), 1)
+        records = [Impression(answer=f"a{i}", trial="ranking", arm=arm, unit=f"u{i}", version="v", src="a", dst=["b"], edge_set="default", edge=0, time_us=1)
+                   for i, arm in enumerate(["champion"] * 400 + ["rule"] * 400)]
+        outcomes = [{"type": "outcome", "answer": one.answer, "time": 2, "value": (champion if one.arm == "champion" else rule) + i % 3}
+                    for i, one in enumerate(records) if i % 2]
+        state.take_records(map(msgspec.json.encode, [*records, *outcomes]), {0: 1}, 10)
+        state.close_before(10**12)
+        state.close()
+
+    scene, trial = Scene(small, monkeypatch), TrialOnPage(tmp_path, "ranking")
+    page = opened(browser, small, viewport=SIZES[shape][0], color_scheme=SIZES[shape][1])
+    assert page.is_hidden("#trial"), "no trial runs"
+    monkeypatch.setattr(scene.page, "_trial", trial)
+    make_folder(tmp_path, TRIAL)
+    for champion, rule, words, cell in ((5, 1, "rule brings less than the champion.", "−1.9"), (3, 3, "No arm clearly brings more or less than the champion.", "no clear difference")):
+        run(state_path(tmp_path, "ranking"), champion, rule)
+        # Playwright's loop runs in this thread.
+        with ThreadPoolExecutor(1) as other:
+            other.submit(asyncio.run, trial.refresh()).result()
+        page.wait_for_selector(f"#trial-note:text-is('{words}')")
+        assert page.inner_text("#trial-title") == "Trial ranking"
+        assert cell in page.inner_text("#arms tr:last-child td:last-child") and page.inner_text("#arms tbody tr:first-child th") == "champion"
+        state_path(tmp_path, "ranking").unlink()
+    assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[shape][0]["width"]
+    page.locator("#trial").screenshot(path=Path(os.environ.get("PICTURES", tmp_path)) / f"trial-{shape}.png")
+    found = Axe().run(page).response["violations"]
+    assert [v["id"] for v in found if v["impact"] in ("serious", "critical")] == []
+    close(page, small)
 
 
 def test_before_the_first_window_the_page_names_the_time_it_waits_for(browser, small, empty, monkeypatch):  # noqa: F811

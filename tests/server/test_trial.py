@@ -13,8 +13,7 @@ from streamd.models.rule import POPULARITY
 from streamd.roles import TRIAL, make_folder
 from streamd.trials.arms import Arms
 from streamd.trials.impressions import Impression
-from streamd.trials.trial_role import state_path
-from streamd.trials.trial_state import Definition, TrialState
+from streamd.trials.trial_state import Definition, TrialState, state_path
 from tests.builders import HOUR, stream, write_log
 from tests.server.world import SCHEMA, World, wait
 

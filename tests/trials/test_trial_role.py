@@ -19,8 +19,7 @@ from streamd.roles import TRIAL
 from streamd.settings.loading import as_environment
 from streamd.trials.arms import Arms
 from streamd.trials.impressions import Impression
-from streamd.trials.trial_role import state_path
-from streamd.trials.trial_state import read_sums
+from streamd.trials.trial_state import read_sums, state_path
 from tests.builders import HOUR, SECOND, batch, settings
 
 ARMS = {"champion": 0.5, "rule": 0.5}

@@ -22,6 +22,7 @@ from streamd.server.page.letters import Letters
 from streamd.server.page.pulse import SAMPLE_SECONDS, Pulse
 from streamd.server.page.tap import newest_events
 from streamd.server.page.trend import Trend
+from streamd.server.page.trial_on_page import TrialOnPage
 from streamd.server.page.troubles import MachineFacts, find_troubles
 from streamd.server.page.window_rows import edge_sets, window_row
 from streamd.settings.loading import LogSettings
@@ -43,7 +44,7 @@ class PageSettings:
 
     roles: of this machine. schema: of a log that is made under these settings. time_unit: of the
     topics' events. key_prefixes: the prefixes that sources add to keys. broker: addresses of Kafka.
-    page_note: as in `ServerSettings`.
+    trial: name of the trial that runs, "" for none. page_note: as in `ServerSettings`.
     """
 
     data_dir: Path
@@ -57,6 +58,7 @@ class PageSettings:
     time_unit: str
     key_prefixes: frozenset[str]
     broker: str
+    trial: str
     page_note: str
 
 
@@ -79,6 +81,7 @@ class StatusPage:
         self._letters = Letters(settings.data_dir)
         self._odd_keys = OddKeysOnPage(lambda: engine.log, settings.key_prefixes)
         self._trend = Trend(lambda: engine.log, settings.window_seconds * 1_000_000)
+        self._trial = TrialOnPage(settings.data_dir, settings.trial)
         self._begun = time.monotonic()
         self.pulse = Pulse(lambda: engine.status.events_per_second, self._lag_seconds)
 
@@ -94,6 +97,7 @@ class StatusPage:
     async def run(self) -> None:
         """Take a sample every SAMPLE_SECONDS, until cancelled."""
         while True:
+            await self._trial.refresh()
             await asyncio.sleep(SAMPLE_SECONDS)
             self.pulse.sample()
             self._look(self._roles()[1])
@@ -161,6 +165,7 @@ class StatusPage:
             "node_set_names": list(schema.node_set_names),
             "dead_letters": self._letters.content(),
             "odd_keys": self._odd_keys.content(),
+            "trial": self._trial.content(),
         }
 
     def _facts(self, roles: Mapping[str, Beat | None]) -> MachineFacts:

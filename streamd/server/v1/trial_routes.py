@@ -8,8 +8,7 @@ from pydantic import BaseModel, Field
 from streamd.server.http.query_names import refuse_unknown_parameters
 from streamd.server.state import State, require_key
 from streamd.trials.figures import ArmFigures, look
-from streamd.trials.trial_role import state_path
-from streamd.trials.trial_state import read_sums
+from streamd.trials.trial_state import read_sums, state_path
 
 router = APIRouter(
     prefix="/v1", dependencies=[Depends(require_key), Depends(refuse_unknown_parameters)]
