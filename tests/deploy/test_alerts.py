@@ -36,7 +36,8 @@ INGEST = {"role": "ingest", "instance": "ingest"}
 FAILED = 'archive streamd_archive_rounds_total{outcome="failed"}'
 COUNTS = ("_total", "_bucket", "_sum", "_count")
 EMPTY_WHERE_WELL = {
-    "Champions minus the last proven version (MRR)": "nothing is compared until windows come after a verdict"}
+    "Champions minus the last proven version (MRR)": "nothing is compared until windows come after a verdict",
+    "Trial: value a unit minus the champion's": "nothing is compared before each arm has 100 units"}
 """Panels of the dashboard that a healthy run may have no data for, and why."""
 CASES = {
     # alert: interval, minute, series that fire, series that do not, further labels it then has, [what it says]

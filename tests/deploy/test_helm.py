@@ -28,9 +28,13 @@ OWN_LABELS = {"app.kubernetes.io/instance", "app.kubernetes.io/version", "app.ku
 STORE = {"STREAMD_LOG__STORE": "s3://streamd/log"}
 MODES = {"base": {}, "overlays/gpu": {"gpu": {"enabled": True}}, "overlays/ha": {"mode": "ha", "config": STORE}, "overlays/ranks": {"mode": "ranks"}}
 """Overlay of kustomize -> the values that make its objects."""
+CONFIG_OF = {"score": {"STREAMD_SERVER__SCORE_TOPIC": "scores"}, "trial": {
+    "STREAMD_TRIALS__NAME": "ranking", "STREAMD_TRIALS__ARMS": '{"champion": 0.5, "rule": 0.5}', "STREAMD_TRIALS__TOPIC": "impressions"}}
+"""Optional role -> the settings that it needs."""
 FULL = {
     "image": {"repository": "registry.example/streamd", "tag": "1.2", "digest": "sha256:" + "0a" * 32, "pullPolicy": "IfNotPresent"},
-    "imagePullSecrets": [{"name": "pull"}], "score": {"enabled": True}, "config": {"STREAMD_TRAINING__EPOCHS": 3, "STREAMD_SERVER__SCORE_TOPIC": "scores"},
+    "imagePullSecrets": [{"name": "pull"}], "score": {"enabled": True}, "trial": {"enabled": True},
+    "config": {"STREAMD_TRAINING__EPOCHS": 3} | CONFIG_OF["score"] | CONFIG_OF["trial"],
     "keys": {"existingSecret": "mine"}, "kafkaSecret": "broker", "storeSecret": "bucket",
     "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy"}], "extraEnvFrom": [{"secretRef": {"name": "more"}}],
     "extraVolumes": [{"name": "ca", "configMap": {"name": "authority"}}], "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/ca"}],
@@ -194,20 +198,22 @@ def test_a_claim_of_ones_own_takes_the_volumes_part():
 
 
 @rendered
-def test_the_score_role_runs_as_the_server_does_but_for_its_port():
-    made = documents({"score": {"enabled": True}, "config": {"STREAMD_SERVER__SCORE_TOPIC": "scores"}})
+@pytest.mark.parametrize("role", ["score", "trial"])
+def test_an_optional_role_runs_as_the_server_does_but_for_its_port(role):
+    made = documents({role: {"enabled": True}, "config": CONFIG_OF[role]})
     pod, = pods(made)
     containers = {c["name"]: c for c in pod["containers"]}
-    serve, score = containers["serve"], containers["score"]
-    assert score["args"] == ["run", "--role", "score"]
+    serve, own = containers["serve"], containers[role]
+    assert own["args"] == ["run", "--role", role] and not {"score", "trial"} - {role} & containers.keys()
     s, _ = load_settings(None, None, one(made, "ConfigMap")["data"])
-    assert [p["containerPort"] for p in score["ports"]] == [s.telemetry.score_port]
-    assert {k: v for k, v in score.items() if k in ("image", "envFrom", "volumeMounts", "securityContext")} == {
+    port = getattr(s.telemetry, f"{role}_port")
+    assert [p["containerPort"] for p in own["ports"]] == [port]
+    assert {k: v for k, v in own.items() if k in ("image", "envFrom", "volumeMounts", "securityContext")} == {
         k: v for k, v in serve.items() if k in ("image", "envFrom", "volumeMounts", "securityContext")}
-    endpoint, = one(made, "PodMonitor", "streamd-score")["spec"]["podMetricsEndpoints"]
-    assert endpoint["port"] == "score" and endpoint["relabelings"][0]["replacement"] == "score"
+    endpoint, = one(made, "PodMonitor", f"streamd-{role}")["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] == role and endpoint["relabelings"][0]["replacement"] == role
     opened = {p["port"] for rule in one(made, "NetworkPolicy")["spec"]["ingress"] for p in rule["ports"]}
-    assert s.telemetry.score_port in opened
+    assert port in opened
 
 
 @rendered
@@ -223,7 +229,7 @@ def test_replicas_are_as_many_as_asked_for_or_as_an_autoscaler_says():
 @rendered
 @pytest.mark.parametrize(("values", "says"), [
     ({"mode": "ha"}, "STREAMD_LOG__STORE"), ({"mode": "ha", "config": STORE, "storage": {"existingClaim": "mine"}}, "existingClaim"),
-    ({"score": {"enabled": True}}, "STREAMD_SERVER__SCORE_TOPIC"), ({"ingress": {"enabled": True}}, "ingress.hosts"), ({"httpRoute": {"enabled": True}}, "parentRefs")])
+    ({"score": {"enabled": True}}, "STREAMD_SERVER__SCORE_TOPIC"), ({"trial": {"enabled": True}}, "STREAMD_TRIALS__NAME"), ({"ingress": {"enabled": True}}, "ingress.hosts"), ({"httpRoute": {"enabled": True}}, "parentRefs")])
 def test_values_that_cannot_be_are_refused_with_what_to_set(values, says):
     done = render(values)
     assert done.returncode != 0 and says in done.stderr

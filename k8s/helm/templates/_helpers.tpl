@@ -40,6 +40,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- if .Values.score.enabled }}
 {{- $_ := required "score needs config.STREAMD_SERVER__SCORE_TOPIC, the topic of the scores" .Values.config.STREAMD_SERVER__SCORE_TOPIC }}
 {{- end }}
+{{- if .Values.trial.enabled }}
+{{- $_ := required "trial needs config.STREAMD_TRIALS__NAME, and the arms and the topic of the trial" .Values.config.STREAMD_TRIALS__NAME }}
+{{- end }}
 {{- merge (deepCopy .Values.config) $mode | toJson }}
 {{- end }}
 
