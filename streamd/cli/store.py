@@ -45,6 +45,7 @@ def verify(
 def _verify_all(settings: Settings) -> int:
     """Check everything against its checksums. Returns: exit status, 1 if something is damaged."""
     from streamd.cli.maintenance import damage_outside_the_log
+    from streamd.eventlog.recovery import AFTER_DAMAGE
     from streamd.eventlog.upkeep.verify import verify_log
 
     with ProgressLine(err, "checking what was committed", "pieces") as line:
@@ -53,8 +54,10 @@ def _verify_all(settings: Settings) -> int:
         other_damage = list(damage_outside_the_log(settings))
 
     # Damage goes to stderr, a line each, the counts to stdout.
-    for text in (*(f"{d.path} {d.what} (commit {d.seq})" for d in damage), *other_damage):
+    for text in (*(f"{d.path} {d.extent} (commit {d.seq})" for d in damage), *other_damage):
         err.print(f"damaged: {text}", markup=False, soft_wrap=True)
+    if damage:
+        err.print(f"Operator action: {AFTER_DAMAGE}", markup=False, soft_wrap=True)
     out.print(
         f"{commits:,} commits checked, {len(damage)} damaged; "
         f"{len(other_damage)} damaged outside the log"

@@ -47,7 +47,7 @@ def tguf_verify(
     if data_dir is not None:
         damage = verify_log(data_dir, only=str(file.resolve().relative_to(data_dir)))[1]
     for d in damage:
-        err.print(f"damaged: {d.path} {d.what} (commit {d.seq})", markup=False, soft_wrap=True)
+        err.print(f"damaged: {d.path} {d.extent} (commit {d.seq})", markup=False, soft_wrap=True)
     held = "checksums of its journal" if data_dir else "no journal next to it"
     out.print(
         f"{opened.num_edges:,} edges, {opened.num_labels:,} labels checked ({held}), "

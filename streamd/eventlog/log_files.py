@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from streamd.errors import DiskError
+from streamd.eventlog.checksums import check_after
 from streamd.eventlog.commit_rows import append_rows
 from streamd.eventlog.journal.changelog_position import ChangelogId, ChangelogPosition, PositionFile
 from streamd.eventlog.journal.journal import JournalWriter, LogState, SegmentState
@@ -18,6 +19,7 @@ from streamd.eventlog.recovery import (
     last_state,
     lock_directory,
     open_appended,
+    published_seq,
     replacement,
     settle,
 )
@@ -64,7 +66,8 @@ class LogFiles:
 
         schema: of a log that has no line yet. changelog: the log's, if it has one: then commits are
         published only once it has acknowledged them. prepare: called under the lock, before
-        anything is read. Raises: LockedError, JournalError, DataDirectoryError, DiskError.
+        anything is read. Raises: LockedError, JournalError, CorruptionError,
+        DataDirectoryError, DiskError.
         """
         self.data_dir = data_dir
         self.disk = disk
@@ -87,6 +90,9 @@ class LogFiles:
             prepare()
             self.state: LogState = last_state(data_dir, schema)
             self.schema = self.state.schema
+            # Commits that readers have not seen get published below: check them first.
+            if self.state.seq > (shown := published_seq(data_dir)):
+                check_after(data_dir, shown, self.state)
 
             # A new journal file makes the recovered state durable before any other file is changed.
             self.journal = JournalWriter(data_dir / "journal", self.state, disk)

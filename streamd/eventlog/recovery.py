@@ -11,12 +11,18 @@ from pathlib import Path
 import structlog
 
 from streamd.errors import DataDirectoryError, JournalError, LockedError
+from streamd.eventlog.journal.changelog_position import read_position
 from streamd.eventlog.journal.journal import NOTHING, LogState, journal_files, read_lines
 from streamd.eventlog.layout import APPENDED, EDGE_FOLDERS, EDGES
 from streamd.events import Schema
 from streamd.storage import DISK, SCRATCH, Disk
 
 logger = structlog.get_logger()
+AFTER_DAMAGE = (
+    "check the disk, and restore the data_dir from a backup; if other machines have the log, start "
+    "with an empty data_dir instead."
+)
+"""The operator's action if committed bytes are damaged or missing."""
 REPLACEMENT = ".replacement-"
 """Part of a new file's name until the commit with which it replaces another is durable."""
 MAX_OWNER_BYTES = 200
@@ -27,12 +33,11 @@ def last_state(data_dir: Path, schema: Schema) -> LogState:
     """Read the state after the last good journal line; that of an empty log if there is none.
 
     Raises: JournalError if a line before the last one of a file is damaged, or if a commit that
-    readers saw is missing.
+    readers or other machines have is missing.
     """
-    # Read the published position first: a writer may commit in between, and publishes a commit only
-    # after its line is in the journal.
-    published = data_dir / "published"
-    shown = int.from_bytes(published.read_bytes()[:8], "little") if published.exists() else 0
+    # Read the needed commit first: a writer may commit in between, and publishes a commit
+    # only after its line is in the journal.
+    needed = needed_seq(data_dir)
 
     # The newest file with a complete first line has the state; a crash may have torn a newer file.
     state = LogState(schema)
@@ -42,14 +47,38 @@ def last_state(data_dir: Path, schema: Schema) -> LogState:
             state = newest
             break
 
-    # If the log lost a commit that readers have seen, no other commit may get its number.
-    if shown > state.seq:
-        raise JournalError(
-            f"The journal of {data_dir} ends at commit {state.seq}, but later ones "
-            "were published to readers.",
-            "restore the data_dir from a backup.",
-        )
+    # If the log lost a commit that others have seen, no other commit may get its number.
+    check_has(data_dir, state.seq, needed)
     return state
+
+
+def check_has(data_dir: Path, newest: int, needed: int) -> None:
+    """Check that a journal whose last commit is `newest` has commit `needed`. Raises:
+    JournalError."""
+    if needed > newest:
+        raise JournalError(
+            f"The journal of {data_dir} ends at commit {newest}, but readers or the changelog have "
+            f"commit {needed}.",
+            AFTER_DAMAGE,
+        )
+
+
+def needed_seq(data_dir: Path) -> int:
+    """The newest commit that the journal must have: it is published, or before the directory's
+    position in the changelog."""
+    position = read_position(data_dir)
+    return max(published_seq(data_dir), 0 if position is None else position.seq)
+
+
+def published_seq(data_dir: Path) -> int:
+    """The newest commit that is published to readers, 0 if there is none.
+
+    After a power cut it may be an older one: `published` is not synced.
+    """
+    try:
+        return int.from_bytes((data_dir / "published").read_bytes()[:8], "little")
+    except FileNotFoundError:
+        return 0
 
 
 def state_at(data_dir: Path, seq: int) -> LogState | None:
@@ -193,6 +222,23 @@ def lock_directory(path: Path, action: str = "stop that process or set another d
     os.ftruncate(fd, 0)
     DISK.write(fd, owner.encode()[:MAX_OWNER_BYTES], 0)
     return fd
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process has the lock of a directory, or the volume has no locks. path: the lock
+    file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    # A shared lock, so that two who ask at once do not find each other.
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def _command(words: list[str]) -> str:

@@ -16,6 +16,7 @@ from streamd.eventlog.journal.changelog_position import (
 )
 from streamd.eventlog.journal.journal import decode_line, journal_files
 from streamd.eventlog.journal.truncate import lines_after, mend, take_back
+from streamd.eventlog.recovery import published_seq
 from streamd.replica.changelog.admission import UNCLAIMED, Admission, Verdict
 from streamd.replica.changelog.interface import ChangelogReader, OutOfRange
 from streamd.replica.changelog.records import Claim, Read, Record
@@ -56,14 +57,6 @@ class OwnLines:
             else:
                 self._seq, self._crc = found[0], found[1][:8].decode()
         return self._crc if self._seq == seq else None
-
-
-def published_seq(data_dir: Path) -> int:
-    """The newest commit that is published to readers, 0 if there is no log."""
-    try:
-        return int.from_bytes((data_dir / "published").read_bytes()[:8], "little")
-    except FileNotFoundError:
-        return 0
 
 
 def has_log(data_dir: Path) -> bool:

@@ -218,7 +218,7 @@ def verify_result(
     `what`: the start of the message. again: the operator's action. Raises: StoreError.
     """
     found = last_state(folder, expected.schema)
-    damage = [f"{d.path} {d.what}" for d in verify_log(folder)[1]]
+    damage = [f"{d.path} {d.extent}" for d in verify_log(folder)[1]]
     if found != expected:
         damage.insert(0, f"the journal ends at commit {found.seq} in another state")
     damage += check(folder)

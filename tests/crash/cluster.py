@@ -26,11 +26,11 @@ from kafka import KafkaAdminClient, KafkaProducer
 from safetensors.numpy import load_file
 
 from streamd.eventlog.reader import LogReader
+from streamd.eventlog.recovery import published_seq
 from streamd.models.inference.numpy_model import NumpyModel
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
 from streamd.registry import Registry
-from streamd.replica.start import published_seq
 from streamd.serving.loaded_version import UNKNOWN
 from streamd.settings.loading import as_environment
 from streamd.telemetry.heartbeat import read_beat

@@ -15,8 +15,8 @@ from kafka import KafkaAdminClient, TopicPartition
 from streamd.cli.doctor_checks import run_check
 from streamd.errors import ChangelogError
 from streamd.eventlog.journal.changelog_position import read_position
+from streamd.eventlog.recovery import published_seq
 from streamd.replica.changelog.topics import WANTED, ensure_topic
-from streamd.replica.start import published_seq
 from streamd.settings.loading import KafkaSettings, as_environment
 from streamd.store.objects import Store
 from streamd.store.upload import upload

@@ -5,7 +5,7 @@ import uuid
 
 import pytest
 
-from streamd.replica.start import published_seq
+from streamd.eventlog.recovery import published_seq
 from streamd.telemetry.heartbeat import leads_here, read_beat
 from tests.crash.cluster import Member
 from tests.crash.daemons import produce, rows_of, wait

@@ -226,7 +226,7 @@ def test_verify_names_the_file_of_a_flipped_bit(tmp_path, where):
     path.write_bytes(raw)
     _, damage = verify_log(tmp_path)
     assert [d.path for d in damage] == [where]
-    assert ("[40, 80)" if where.endswith("tguf") else "[0, ") in damage[0].what
+    assert ("[40, 80)" if where.endswith("tguf") else "[0, ") in damage[0].extent
 
 
 def test_a_file_of_keys_with_fewer_keys_than_were_committed_is_refused(tmp_path):

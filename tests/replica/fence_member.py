@@ -11,12 +11,12 @@ from pathlib import Path
 
 from streamd.errors import StreamdError
 from streamd.eventlog.journal.changelog_position import ChangelogId
+from streamd.eventlog.recovery import published_seq
 from streamd.eventlog.writer import LogWriter
 from streamd.replica.changelog.kafka import OVERHEAD_BYTES, KafkaProducer, KafkaReader
 from streamd.replica.changelog.records import HEAD_BYTES
 from streamd.replica.follower.follower import Follower
 from streamd.replica.leader.leader import lead
-from streamd.replica.start import published_seq
 from streamd.settings.loading import KafkaSettings
 from tests.eventlog import test_crash as life
 from tests.replica.rivals import commit

@@ -3,10 +3,10 @@
 import math
 
 from streamd import storage
+from streamd.eventlog.recovery import published_seq
 from streamd.eventlog.writer import LogWriter
 from streamd.replica.follower.follower import Follower
 from streamd.replica.leader.leader import lead
-from streamd.replica.start import published_seq
 from tests.eventlog import test_crash as life
 from tests.replica.directories import difference
 

@@ -8,11 +8,11 @@ from streamd import storage
 from streamd.errors import DiskError
 from streamd.eventlog import node_features as features
 from streamd.eventlog.journal import journal
+from streamd.eventlog.recovery import published_seq
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.eventlog.writer import LogWriter
 from streamd.replica.follower.follower import Follower
 from streamd.replica.leader.leader import lead
-from streamd.replica.start import published_seq
 from tests.eventlog import test_crash as life
 from tests.faults import Crash, FaultyDisk
 from tests.replica.directories import difference

@@ -16,9 +16,9 @@ import pytest
 
 from streamd.demo.broker import ApacheKafka
 from streamd.errors import KafkaError
+from streamd.eventlog.recovery import published_seq
 from streamd.ingest.kafka.client import make_admin
 from streamd.replica.changelog.topics import ensure_topic
-from streamd.replica.start import published_seq
 from streamd.settings.loading import KafkaSettings
 from tests.crash.daemons import wait
 from tests.replica.directories import difference, lines_of

@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 from streamd.errors import DiskError, FencedError
 from streamd.eventlog import node_features as features
 from streamd.eventlog.journal import journal
+from streamd.eventlog.recovery import published_seq
 from streamd.eventlog.upkeep.prune import pruning
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.eventlog.writer import LogWriter
@@ -30,7 +31,6 @@ from streamd.events import Position
 from streamd.replica.changelog.records import HEAD_BYTES
 from streamd.replica.follower.follower import Follower
 from streamd.replica.leader.leader import lead
-from streamd.replica.start import published_seq
 from tests.builders import compact
 from tests.eventlog import test_crash as life
 from tests.faults import Crash, FaultyDisk

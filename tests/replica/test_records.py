@@ -10,6 +10,7 @@ from crc32c import crc32c
 from streamd.errors import ChangelogError
 from streamd.eventlog.journal.journal import decode_line, encode_line
 from streamd.eventlog.line_ranges import FileRange
+from streamd.eventlog.recovery import published_seq
 from streamd.eventlog.writer import LogWriter
 from streamd.replica.changelog.records import (
     HEAD_BYTES,
@@ -25,7 +26,6 @@ from streamd.replica.changelog.records import (
 )
 from streamd.replica.follower.follower import Follower
 from streamd.replica.leader.leader import lead
-from streamd.replica.start import published_seq
 from tests.eventlog import test_crash as life
 from tests.replica.twin import Topic
 

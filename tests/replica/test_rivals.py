@@ -6,12 +6,12 @@ import pytest
 
 from streamd.errors import ChangelogError, DivergedError, FencedError, KafkaError, StoreError
 from streamd.eventlog.journal.changelog_position import CHANGELOG, ChangelogPosition, read_position
+from streamd.eventlog.recovery import published_seq
 from streamd.replica.changelog.interface import OutOfRange
 from streamd.replica.changelog.records import Claim
 from streamd.replica.changelog.verify import compare
 from streamd.replica.follower.bootstrap import newest_manifest, take_manifest
 from streamd.replica.follower.follower import Follower
-from streamd.replica.start import published_seq
 from streamd.store.objects import Store
 from streamd.store.upload import upload
 from tests.eventlog import test_crash as life

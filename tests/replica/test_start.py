@@ -13,6 +13,7 @@ from streamd.eventlog.journal.journal import decode_line
 from streamd.eventlog.layout import KEYS
 from streamd.eventlog.node_keys import without_keys
 from streamd.eventlog.reader import LogReader
+from streamd.eventlog.recovery import published_seq
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Schema
 from streamd.replica.changelog.interface import OutOfRange
@@ -20,7 +21,6 @@ from streamd.replica.changelog.records import Claim, Heartbeat
 from streamd.replica.changelog.verify import compare
 from streamd.replica.follower.follower import Follower
 from streamd.replica.leader.leader import lead
-from streamd.replica.start import published_seq
 from tests.eventlog import test_crash as life
 from tests.properties.test_log_machine import GrowingMachine
 from tests.replica.directories import difference, lines_of

@@ -22,13 +22,13 @@ from hypothesis.stateful import (
 from streamd.errors import ChangelogError, DivergedError, FencedError, KafkaError, StoreError
 from streamd.eventlog import node_features as features
 from streamd.eventlog.journal import journal
+from streamd.eventlog.recovery import published_seq
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.replica.changelog.admission import Admission
 from streamd.replica.changelog.interface import OutOfRange
 from streamd.replica.changelog.records import HEAD_BYTES, Claim, Heartbeat
 from streamd.replica.follower.bootstrap import newest_manifest, take_manifest
 from streamd.replica.follower.follower import Follower
-from streamd.replica.start import published_seq
 from streamd.store.objects import Store
 from streamd.store.upload import upload
 from tests.faults import Crash, FaultyDisk

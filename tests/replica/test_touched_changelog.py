@@ -4,10 +4,10 @@ import pytest
 
 from streamd.errors import ChangelogError
 from streamd.eventlog.journal.changelog_position import ChangelogId
+from streamd.eventlog.recovery import published_seq
 from streamd.replica.changelog.interface import OutOfRange
 from streamd.replica.changelog.records import Claim
 from streamd.replica.changelog.verify import compare
-from streamd.replica.start import published_seq
 from streamd.telemetry import replica_metrics
 from tests.replica.rivals import commit, difference, drain, leader
 from tests.replica.twin import Topic, record

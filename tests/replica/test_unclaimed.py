@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from streamd.eventlog.journal.changelog_position import CHANGELOG, ChangelogPosition
-from streamd.replica.start import published_seq
+from streamd.eventlog.recovery import published_seq
 from tests.eventlog import test_crash as life
 from tests.replica.rivals import all_agree, commit, drain, leader
 from tests.replica.twin import Topic

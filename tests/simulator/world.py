@@ -86,11 +86,6 @@ class World:
         except Failure as failure:
             self.scheduler.fail(str(failure))
         except Exception as error:  # noqa: BLE001 - what a reader cannot read is a finding
-            if machine.has_lost_syncs and isinstance(error, StreamdError):
-                # As docs/replicas.md asks where a disk lost what it had called durable.
-                self.scheduler.note(f"a reader of {machine.name} finds damage: {error}")
-                self.scheduler.at(0.0, machine.lose_volume)
-                return
             self.scheduler.fail(f"a reader of {machine.name} failed: {type(error).__name__} {error}")
         finally:
             self.scheduler.current = task

@@ -7,11 +7,12 @@ from pathlib import Path
 from streamd.eventlog.journal.changelog_position import read_position
 from streamd.eventlog.journal.journal import LogState
 from streamd.eventlog.journal.tail import JournalTail
+from streamd.eventlog.recovery import published_seq
 from streamd.eventlog.tguf.format import PAGE
 from streamd.replica.changelog.admission import UNCLAIMED, Admission, Verdict
 from streamd.replica.changelog.interface import ChangelogReader
 from streamd.replica.changelog.records import LINE, Claim, Record, decode_value
-from streamd.replica.start import OwnLines, published_seq
+from streamd.replica.start import OwnLines
 
 READ_SECONDS = 0.5
 

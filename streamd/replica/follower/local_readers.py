@@ -1,13 +1,12 @@
 """Retention on a follower: it drops the segments that the leader dropped, once the servers on this
 machine do not need them."""
 
-import os
 from pathlib import Path
 
 import structlog
 
-from streamd.errors import CorruptionError, LockedError
-from streamd.eventlog.recovery import lock_directory
+from streamd.errors import CorruptionError
+from streamd.eventlog.recovery import is_locked
 from streamd.eventlog.upkeep.holds import read_holds
 from streamd.roles import LOCK, folder_of
 
@@ -32,16 +31,7 @@ def readers_before(data_dir: Path, event: int) -> list[str]:
         )
         return []
     return [
-        name for name, hold in holds.items() if hold.edge < event and _is_running(data_dir, name)
+        name
+        for name, hold in holds.items()
+        if hold.edge < event and is_locked(folder_of(data_dir, name) / LOCK)
     ]
-
-
-def _is_running(data_dir: Path, name: str) -> bool:
-    try:
-        lock = lock_directory(folder_of(data_dir, name) / LOCK)
-    except LockedError:
-        return True
-    except FileNotFoundError:
-        return False
-    os.close(lock)
-    return False

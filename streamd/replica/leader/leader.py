@@ -8,10 +8,12 @@ from pathlib import Path
 import structlog
 
 from streamd.errors import ChangelogError, FencedError
+from streamd.eventlog.checksums import check_after
 from streamd.eventlog.journal.changelog_position import ChangelogPosition
 from streamd.eventlog.journal.journal import decode_line
 from streamd.eventlog.journal.truncate import lines_after
-from streamd.eventlog.recovery import state_at
+from streamd.eventlog.recovery import last_state, state_at
+from streamd.events import Schema
 from streamd.replica.changelog.admission import UNCLAIMED, Admission, Verdict
 from streamd.replica.changelog.interface import ChangelogProducer, ChangelogReader, OutOfRange
 from streamd.replica.changelog.records import Claim
@@ -116,6 +118,7 @@ class _Start:
         """
         if next(lines_after(self._data_dir, agreed.seq), None) is None:
             return agreed
+        check_after(self._data_dir, agreed.seq, last_state(self._data_dir, Schema()))
         self._claimed = self._claim(agreed)
 
         # Before the claim, the previous leader may have appended other commits of the same numbers.
