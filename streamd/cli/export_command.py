@@ -80,7 +80,10 @@ def _tables(to: str, format_: Format) -> "ExportTables":
         raise SettingsError(
             f"--to is {to}, but the catalog of Iceberg tables is a local file.", "name a folder."
         )
-    return IcebergTables(Path(to))
+    # No other export writes here, so only old files of killed ones are unnamed.
+    tables = IcebergTables(Path(to))
+    tables.sweep()
+    return tables
 
 
 def _target(to: str, data_dir: Path) -> str:

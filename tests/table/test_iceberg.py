@@ -1,9 +1,13 @@
 """Iceberg tables have each event of a log once, by snapshots with the log's commit in their summary."""
 
+import os
+
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import streamd
+from streamd.cli.main import app
 from streamd.cli.proof import prove_erasure
 from streamd.errors import StreamdError
 from streamd.eventlog.reader import LogReader
@@ -71,6 +75,44 @@ def test_killed_between_any_two_tables_no_event_is_lost_or_twice(tmp_path, shop,
                 export_log(shop, to)
         export_log(shop, to, 250 + at)
         np.testing.assert_array_equal(event_ids(to), want)
+
+
+def files_in(to):
+    return {file for file in (to / "streamd").rglob("*") if file.is_file()}
+
+
+def test_files_of_a_killed_append_are_swept_a_day_later_and_those_of_snapshots_stay(tmp_path, shop, monkeypatch):
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    to = tmp_path / "lake"
+    export_log(shop, to, 250)
+    whole = files_in(to)
+    want = event_ids(to)
+
+    real = SqlCatalog._write_metadata
+
+    def killed(**args):
+        real(**args)
+        raise Crash
+
+    # Data files, manifests and metadata are written, but the catalog does not have them.
+    table = IcebergTables(to)._load("events_views")
+    rows = table.scan().to_arrow()
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(SqlCatalog, "_write_metadata", staticmethod(killed))
+        table.append(rows)
+    orphans = files_in(to) - whole
+    assert len(orphans) >= 3
+    assert IcebergTables(to).sweep() == 0, "another writer may be at work"
+    for file in files_in(to):
+        os.utime(file, (1, 1))
+    assert IcebergTables(to).sweep() == len(orphans) and files_in(to) == whole
+    assert event_ids(to) == want and IcebergTables(to).sweep() == 0
+    # The command sweeps before it exports.
+    (to / "streamd" / "events_views" / "data" / "left.parquet").write_bytes(b"x")
+    os.utime(to / "streamd" / "events_views" / "data" / "left.parquet", (1, 1))
+    done = CliRunner().invoke(app, ["export", "--to", str(to), "--format", "iceberg", "--data-dir", str(shop)])
+    assert done.exit_code == 0 and files_in(to) == whole and event_ids(to) == want
 
 
 def test_a_folder_with_other_files_is_refused_and_keys_are_found(tmp_path):

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from streamd.errors import StoreError, StreamdError
 from streamd.events import Int64
 from streamd.table.export.export_commit import ExportCommit, ExportPosition
+from streamd.table.export.iceberg_sweep import unnamed_files
 from streamd.table.export.new_deletes import DELETES
 from streamd.table.export.set_tables import DAY
 
@@ -36,7 +37,8 @@ class IcebergTables:
     Each table is appended to in a transaction of its own, with its own position in the log; that of
     `deletes`, which may be without rows, is the last. After a kill between two of them, the next
     start reads the events from the position of `deletes` on, and leaves out those that a table has
-    already. So no event is in a table twice.
+    already. So no event is in a table twice. A killed append leaves files that no snapshot names;
+    `sweep` removes them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -94,6 +96,16 @@ class IcebergTables:
                     )
                     for batch in scan.to_arrow_batch_reader():
                         yield name.removeprefix(EVENTS), batch
+
+    def sweep(self) -> int:
+        """Remove old files that no snapshot names. Returns: their number. Raises: StoreError."""
+        swept = 0
+        with self._errors("swept"):
+            for _, name in self._catalog.list_tables(NAMESPACE):
+                for file in unnamed_files(self._catalog.load_table((NAMESPACE, name))):
+                    file.unlink(missing_ok=True)
+                    swept += 1
+        return swept
 
     def append(self, commit: ExportCommit) -> None:
         """As in `ExportTables`. Raises: StoreError; StreamdError if another process exports to
