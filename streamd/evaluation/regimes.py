@@ -219,7 +219,7 @@ class Regimes:
             window=window,
             num_scored=len(set_E),
             num_known=int(novelty.known_E.sum()),
-            scores={name: measures(scores, novelty) for name, scores in all_scores.items()},
+            scores=self._measure(all_scores, novelty),
             seconds=self._seconds,
             num_labels=labels.num_scored,
             labels=labels.table,
@@ -229,6 +229,13 @@ class Regimes:
             mean_negatives=float(num_negatives_E.mean()) if len(set_E) else 0.0,
             novelty=novelty,
         )
+
+    def _measure(self, all_scores: dict[str, Float32], novelty: Novelty) -> dict[str, Measures]:
+        """Measures of every regime and rule. Regimes that are alike are measured once."""
+        running = {name: s for name, s in all_scores.items() if name not in self._alike}
+        measured = {name: measures(scores, novelty) for name, scores in running.items()}
+        self._add_alike(measured)
+        return {name: measured[name] for name in all_scores}
 
     def _read(self, window: Window, recorded: bool, base: Learner) -> None:
         """Record a window before the cut for the initial training."""

@@ -357,7 +357,9 @@ class Learner:
 
         dropout: key of the dropout's hash.
         """
-        self.model.train()
+        # Setting the mode walks all modules, which takes .4 ms.
+        if not self.model.training:
+            self.model.train()
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         memory = self._start.copy()
         # A tensor on the device: reading each loss would wait for the GPU.
