@@ -12,6 +12,9 @@ seams.py      Modules of streamd get another `time`, `threading` and `uuid`, and
               are replaced.
 faults.py     A kill at any seam, a torn write, a power cut, a disk that is full, broken or loses writes that it had called durable, a lost
               volume, a lost network or lost answers, a broker outage, an election, a new partition, a jump of the wall clock.
+trainer.py    With `--trained 1` a trainer that learns nothing publishes versions and checkpoints, in the terms of the product's.
+moves.py      The operator promotes and rolls back on any machine. Each request is done at most once and as asked, no answered move is lost, servers
+              never go back, and a champion is complete before they follow it.
 operator.py   Members are asked to lead; a third edge set, compactions, backups of running machines and their restore, members that leave and
               join, an empty volume, stray records, topics and a changelog that others trim or create again.
 checks.py     At each published commit: its events are exactly those between its positions and the positions of the commit before, each
@@ -20,7 +23,8 @@ checks.py     At each published commit: its events are exactly those between its
 shrink.py     Leaves parts of a failing run out.
 growth.py     A run without faults at n and at 2 n events: journal, objects, open files, and the cost of an event do not grow.
 
-It cannot find faults of kafka-python, of trainer and server, of writes that bypass `streamd.storage.Disk`, or of two threads between two
-seams. No disk reorders or misdirects writes or damages synced bytes, and the store never fails. Promotion and rollback need a trainer, which
-is not simulated. Where a commit and the compaction of its rows are published at once and a check then fails, the run ends without a result.
+It cannot find faults of kafka-python, of learning and server, of writes that bypass `streamd.storage.Disk`, or of two threads between two
+seams. No disk reorders or misdirects writes or damages synced bytes, the store never fails, others leave the models topic alone, and seeds
+with trainers compact nothing. Where a commit and the compaction of its rows are published at once and a check then fails, the run ends
+without a result.
 """

@@ -21,16 +21,19 @@ def main():
     parser.add_argument("--first-failure", action="store_true", help="end at the first seed that fails")
     parser.add_argument("--stop-at", type=int, default=None, help="stop at this turn of each seed, and print the trace")
     parser.add_argument("--without", type=left_out, default=frozenset(), help="numbers of faults and parts of the traffic to leave out, with commas")
+    parser.add_argument("--trained", type=float, default=0.0, help="share of the seeds in which machines have trainers, and versions are promoted and rolled back")
     parser.add_argument("--shrink-seconds", type=float, default=60.0, help="time of the CPU in which a seed that fails is made smaller; 0 for none")
     parser.add_argument("--trace", type=int, default=60, help="turns of a trace that are printed")
     given = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":
         # The order of sets of text must be the same in each process, or no seed replays.
         os.execve(sys.executable, [sys.executable, "-m", "tests.simulator", *sys.argv[1:]], os.environ | {"PYTHONHASHSEED": "0"})
+    from tests.simulator import world as worlds
     from tests.simulator.scheduler import told
     from tests.simulator.shrink import Shrinker
     from tests.simulator.world import run_seed
 
+    worlds.TRAINED = given.trained
     digest = 0
     begun, used, failed, totals = time.perf_counter(), time.process_time(), [], {"seeds": 0, "simulated": 0.0, "turns": 0, "faults": 0, "events": 0, "commits": 0}
     for seed in range(given.first, given.first + given.seeds):

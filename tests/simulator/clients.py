@@ -262,10 +262,7 @@ class Producer:
         self._is_pumping = False
         chance = self._scheduler.random
         if self._line.process.dead and not self._is_ghost:
-            # Of what a dead process had sent some is on its way for a while, the rest never left.
-            self._is_ghost = True
-            while len(self._queue) > chance.randint(0, len(self._queue)):
-                self._queue.pop()
+            self.force_close()
             return self._pump(chance.uniform(0.0, GHOST_SECONDS))
         if not self._queue:
             return None
@@ -291,6 +288,17 @@ class Producer:
             self._queue.popleft()
             future.settle(Stored(told))
         return self._pump()
+
+    @property
+    def _sender(self):
+        """Who sends, in kafka-python a thread."""
+        return self
+
+    def force_close(self):
+        """Some of the records are on their way for a while, the rest never left."""
+        self._is_ghost = True
+        while len(self._queue) > self._scheduler.random.randint(0, len(self._queue)):
+            self._queue.pop()
 
     def flush(self, timeout=None):
         for entry in list(self._queue):

@@ -160,7 +160,10 @@ class SimulatedDisk(Disk):
     def replace(self, old, new):
         if new.parent.name == LETTERS and SimulatedDisk.world is not None:
             SimulatedDisk.world.checks.read_letters()
-        return self._act("replace", new, old, new)
+        self._act("replace", new, old, new)
+        world = SimulatedDisk.world
+        if new.name == "shown.json" and world is not None and world.scheduler.current is not None:
+            world.models_shown(world.scheduler.current.process.machine)
 
     def unlink(self, path):
         return self._act("unlink", path, path)

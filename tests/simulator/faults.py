@@ -27,6 +27,8 @@ class Faults:
         self._mean = self._plan.choice(MEAN_SECONDS)
         kinds = [self._kill, self._kill_at, self._torn, self._power, self._disk_error, self._cut, self._broker, self._election, self._restart,
                  self._grow, self._clock, self._ask, self._volume, self._lie, self._compact, self._restore]
+        if world.has_trainers:
+            kinds.remove(self._compact)
         self.operator = Operator(world)
         self.has_others = self._plan.random() < 0.3
         if world.has_sets:
@@ -43,7 +45,7 @@ class Faults:
 
     def replicate(self):
         """Draw also what only a log on several machines has."""
-        kinds = [self._back_up, self._leave, self._join, *([self._trim_changelog] if self.has_others else [])]
+        kinds = [self._back_up, self._leave, self._join, *([self._trim_changelog] if self.has_others else []), *([self._move] if self._world.has_trainers else [])]
         self._kinds += [kind for kind in kinds if self._plan.random() < 0.7]
 
     def begin(self):
@@ -202,6 +204,11 @@ class Faults:
         named = re.search(r"another process published in term \d+ at offset (\d+) of the changelog", str(error))
         topic = self._world.broker.topics.get(changelog_topic(LOG))
         return named is not None and topic is not None and (topic.id, int(named[1])) in self._copies
+
+    def _move(self, machine):
+        """Now and then the operator promotes several times in a row, on several machines."""
+        for _ in range(self._random.choice([1, 1, 4])):
+            self._later(self._random.uniform(0.0, 5.0), partial(self._world.moves.ask, self._random.choice(self._world.members)))
 
     def _clock(self, machine):
         """Wall time jumps, as an operator or NTP sets it."""

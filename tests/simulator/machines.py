@@ -5,6 +5,7 @@ import gc
 import itertools
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 from streamd.daemon.log_roles import run_archive, run_follow, run_ingest
@@ -19,9 +20,12 @@ from tests.simulator import seams
 from tests.simulator.checks import Directory
 from tests.simulator.disk import MachineDisk
 from tests.simulator.scheduler import Process
+from tests.simulator.trainer import run_train
 
 PAUSES = 0.1, 2.0
 """Seconds after which a supervisor starts a process again."""
+WRITERS = ("ingest", "follow")
+"""Roles that write the log."""
 PROCESS_IDS = itertools.count(1_000_000)
 
 
@@ -42,9 +46,11 @@ class Machine:
         self._mains = {"follow": run_follow} if log.member == "replica" else {"ingest": run_ingest}
         if log.store and log.member != "replica":
             self._mains["archive"] = run_archive
+            if world.has_trainers:
+                self._mains["train"] = partial(run_train, chance=world.scheduler.stream(f"trainer of {name}"))
         self.roles, self._stops, self._num_starts = dict.fromkeys(self._mains), {}, itertools.count(1)
         self.skew, self.is_wanted, self.has_left, self._loses_power = 0.0, True, False, None
-        self._visitors = []
+        self.visitors = []
         """Processes besides the roles', such as that of a backup."""
         self.has_lost_syncs = False
         """Whether its disk lost what it had called durable, so that a role may refuse what is left."""
@@ -58,7 +64,7 @@ class Machine:
 
     @property
     def processes(self):
-        return [process for process in (*self.roles.values(), *self._visitors) if process is not None]
+        return [process for process in (*self.roles.values(), *self.visitors) if process is not None]
 
     def start(self):
         """Run all roles."""
@@ -140,6 +146,7 @@ class Machine:
         shutil.rmtree(self.data_dir)
         self.disk.forget()
         self.world.faults.operator.forget(self)
+        self.world.moves.forget(self)
 
     def repair(self):
         """Nothing that was planned goes wrong any more."""
@@ -151,7 +158,7 @@ class Machine:
         if not self.is_wanted or self.roles[role] is not None:
             return
         scheduler = self.world.scheduler
-        if role != "archive":
+        if role in WRITERS:
             self.world.checks.begin(self.directory)
         stop = self._stops[role] = seams.Event(scheduler)
         name = f"{self.name}-{role}-{next(self._num_starts)}"
@@ -173,7 +180,7 @@ class Machine:
         """Run something once in a process of its own, beside the roles. Raises nothing: what it refuses is a line of the trace."""
         scheduler = self.world.scheduler
         process = self._process(f"{self.name}-{name}-{next(self._num_starts)}", name, self._left)
-        self._visitors.append(process)
+        self.visitors.append(process)
 
         def guarded():
             try:
@@ -189,7 +196,7 @@ class Machine:
         return Process(name, self, on_end, next(PROCESS_IDS), self.world.scheduler.seams.setdefault(role, set()))
 
     def _left(self, process):
-        self._visitors.remove(process)
+        self.visitors.remove(process)
         self._close(process)
         self._after(process)
 
@@ -197,7 +204,7 @@ class Machine:
         """Its last thread is over: the kernel closes what it had open, and the supervisor starts it again."""
         self.roles[role] = None
         self._close(process)
-        if role != "archive":
+        if role in WRITERS:
             self.directory.reader = None
         self._after(process)
         if isinstance(process.ended, StreamdError) and not self._begins_again(process.ended):

@@ -18,6 +18,7 @@ import uuid
 from pathlib import Path
 
 import structlog
+from filelock import FileLock
 
 # Roles import these where they begin; all must be there before the seams are looked for.
 import streamd.decode.decoder
@@ -122,6 +123,27 @@ class Lock:
         self.release()
 
 
+class FolderLock:
+    """As `filelock.FileLock`: of processes, by a file. A thread that has it may take it again."""
+
+    def __init__(self, world, path):
+        self._scheduler, self._state = world.scheduler, world.folder_locks.setdefault(str(path), {"owner": None, "depth": 0, "waiters": []})
+
+    def __enter__(self):
+        state, task = self._state, self._scheduler.current
+        while task is not None and state["owner"] not in (None, task):
+            self._scheduler.wait(state["waiters"], None, "folder lock")
+        state["owner"], state["depth"] = task, state["depth"] + 1
+        return self
+
+    def __exit__(self, *_):
+        state = self._state
+        state["depth"] -= 1
+        if not state["depth"]:
+            state["owner"] = None
+            self._scheduler.wake(state["waiters"])
+
+
 class Thread:
     """As of `threading`: another thread of the process that makes it."""
 
@@ -203,7 +225,7 @@ def _replacements(world):
     return [
         (time, clocks), (time.monotonic, clocks.monotonic), (time.time, clocks.time), (time.sleep, clocks.sleep),
         (threading, Threads(scheduler)), (uuid, Names(scheduler)),
-        (recovery_lock, lock_directory),
+        (recovery_lock, lock_directory), (FileLock, functools.partial(FolderLock, world)),
         (client._make_client, functools.partial(clients.made, world)),
         (safe_records.bound_polls, lambda consumer, max_bytes: None),
         (safe_records.note_fetches, lambda consumer, note: consumer.notes.append(note)),

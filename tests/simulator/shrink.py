@@ -3,6 +3,7 @@
 import re
 import time
 
+from tests.simulator import world as worlds
 from tests.simulator.workload import PARTS
 from tests.simulator.world import run_seed
 
@@ -58,4 +59,5 @@ class Shrinker:
     def options(self):
         """The options of the command that replays the smallest run."""
         left_out = ",".join(sorted(map(str, self.without)))
-        return f"1 {self.seed} --seconds {self.seconds:g}" + (f" --without {left_out}" if left_out else "")
+        trained = f" --trained {worlds.TRAINED:g}" if worlds.TRAINED else ""
+        return f"1 {self.seed} --seconds {self.seconds:g}{trained}" + (f" --without {left_out}" if left_out else "")

@@ -57,6 +57,10 @@ def test_a_seed_replays_to_the_same_turns():
     assert first == second
 
 
+def test_versions_are_promoted_and_rolled_back():
+    run(3, 0, "--trained", 1, "--seconds", 20)
+
+
 ODD_POLLS = """
 from tests.simulator import clients
 from tests.simulator.world import World

@@ -16,6 +16,7 @@ from tests.simulator.checks import Checks, CutShort
 from tests.simulator.faults import Faults
 from tests.simulator.history import PlainReader
 from tests.simulator.machines import Machine
+from tests.simulator.moves import Moves
 from tests.simulator.operator import LOG
 from tests.simulator.scheduler import Failure, Scheduler
 from tests.simulator.workload import Producers
@@ -29,6 +30,8 @@ IN_MEMORY = "/dev/shm"
 KINDS = (("leader",), ("leader", "replica"), ("leader", "replica"), ("standby", "standby"), ("standby", "standby", "replica"),
          ("standby", "standby", "standby"))
 """What the machines of a seed are; one alone that leads has no changelog."""
+TRAINED = 0.0
+"""Share of the seeds in which machines that may lead have a trainer; `--trained` sets it."""
 SMALL_MESSAGE_BYTES = 72_000
 """With which the changelog has most commits in several parts."""
 NAMES = "abcd"
@@ -46,6 +49,7 @@ class World:
         self.seed, self.without = seed, frozenset(without)
         self.scheduler = Scheduler(seed)
         self.scheduler.stop_at = stop_at
+        self.has_trainers = self.scheduler.stream("trainers").random() < TRAINED
         self._chance = self.scheduler.stream("settings")
         self.odds = self._chance.choice([0, 1, 10])
         """How much likelier the broker's small faults are than usual."""
@@ -63,6 +67,8 @@ class World:
         """Whether it ended because the checks cannot tell any more, as `CutShort` says."""
         if self.has_sets:
             self.checks.topics = list(sets.SETTINGS["kafka__topics"])
+        self.moves, self.folder_locks = Moves(self), {}
+        """Who is champion; path of a lock file -> who has it."""
         self.kinds, self.settings = KINDS, {}
         """What the machines may be, and settings in the place of those drawn."""
 
@@ -87,6 +93,18 @@ class World:
             self.scheduler.fail(str(failure))
         except Exception as error:  # noqa: BLE001 - what a reader cannot read is a finding
             self.scheduler.fail(f"a reader of {machine.name} failed: {type(error).__name__} {error}")
+        finally:
+            self.scheduler.current = task
+
+    def models_shown(self, machine):
+        """The servers of a machine follow another move from now on."""
+        task, self.scheduler.current = self.scheduler.current, None
+        try:
+            self.moves.look(machine)
+        except Failure as failure:
+            self.scheduler.fail(str(failure))
+        except Exception as error:  # noqa: BLE001 - a champion that cannot be loaded is a finding
+            self.scheduler.fail(f"servers of {machine.name} cannot follow a move: {type(error).__name__} {error}")
         finally:
             self.scheduler.current = task
 
@@ -155,6 +173,8 @@ class World:
         self.producers.end()
         self.faults.end()
         self.scheduler.note("all faults are over")
+        if self.has_trainers:
+            self.moves.ask(self.members[-1])
         until = self.scheduler.now + CALM_SECONDS
         while (why := self._unsettled()) and self.scheduler.now < until:
             self.scheduler.run(1.0)
@@ -171,6 +191,8 @@ class World:
             return "the log is not published anew yet"
         if self.faults.operator.compaction_waits():
             return "nobody has compacted"
+        if why := self.moves.unsettled(self.members):
+            return why
         newest = len(self.checks.history)
         behind = [f"{m.name} shows commit {m.directory.shown} of {newest}" for m in self.members if m.directory.shown < newest]
         return "; ".join(behind)
@@ -187,6 +209,7 @@ class World:
     def _compare(self):
         """Bring all directories to the end of the changelog: then they have the same bytes, and each verifies."""
         self.checks.check_letters()
+        self.moves.check_end(self.members)
         topic = self.broker.topics.get(changelog_topic(LOG))
         for machine in self.members:
             if topic is not None:

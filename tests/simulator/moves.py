@@ -1,0 +1,124 @@
+"""Who is champion: moves that the operator asks for on any machine, and what must be true of all moves."""
+
+import itertools
+from dataclasses import dataclass
+
+from streamd.errors import VersionError
+from streamd.registry import Registry
+from streamd.registry.journal import Move, decoded_moves
+from streamd.registry.outcome import Waiting
+from streamd.registry.registry import read_manifests
+from streamd.replica.models.state import ModelsState
+from streamd.replica.move_requests import moves_by_request
+from streamd.store.changelog import models_topic
+from tests.simulator.operator import LOG
+from tests.simulator.scheduler import Failure
+
+WAITS = 10.0
+"""Seconds that the operator's command waits for the trainer."""
+
+
+@dataclass
+class Ask:
+    """What the operator asked for. version: "" for a rollback. done: the move, False where it was refused, None where nobody knows yet."""
+
+    version: str
+    done: Move | bool | None = None
+
+
+class Moves:
+    """Owner: the world. asks: by the reason that each gives. state: of the models topic, folded by the product."""
+
+    def __init__(self, world):
+        self._world, self._random, self._numbers = world, world.scheduler.stream("moves"), itertools.count()
+        self.asks, self.state = {}, ModelsState()
+        self._read, self._shown, self._num_settled = 0, {}, 0
+        """Records of the topic that were read; machine -> index of the newest move that its servers follow; moves that all machines have."""
+
+    def ask(self, machine):
+        """Promote one of the versions that a machine has, or roll back, as the command line does there."""
+        registry = Registry.of(machine.settings)
+        # Nearly always one that can serve: others are refused.
+        made = [manifest for manifest in read_manifests(registry) if registry.is_servable(manifest) or self._random.random() < 0.1]
+        if made:
+            version = "" if self._random.random() < 0.3 else self._random.choice(made).name
+            machine.visit("move", lambda: self._move(machine, version))
+
+    def _move(self, machine, version):
+        why = f"ask {next(self._numbers)}"
+        ask = self.asks[why] = Ask(version)
+        registry = Registry.of(machine.settings)
+        moves = moves_by_request(machine.settings, registry, WAITS) if machine.settings.log.follows else registry
+        try:
+            done = moves.promote(version, "operator", why) if version else moves.rollback("operator", why)
+            ask.done = None if isinstance(done, Waiting) or moves is registry else done
+        except VersionError as error:
+            ask.done = False
+            self._world.scheduler.note(f"{why} is refused: {error}")
+
+    def read(self):
+        """Read what is new in the topic. Raises: Failure."""
+        topic = self._world.broker.topics.get(models_topic(LOG))
+        if topic is None:
+            return
+        history = topic.partitions[0].history
+        before = len(self.state.moves)
+        self.state.take([entry.value for entry in history[self._read:]])
+        self._read = len(history)
+        for move in self.state.moves[before:]:
+            self._check(move)
+
+    def _check(self, move):
+        ask = self.asks.get(move.why)
+        if ask is None:
+            return
+        if sum(one.why == move.why for one in self.state.moves) > 1:
+            raise Failure(f"{move.why} was done twice: {move}")
+        if ask.done is False:
+            raise Failure(f"{move.why} was refused, and done: {move}")
+        if move.champion != (ask.version or move.shadow):
+            raise Failure(f"{move.why} was to promote {ask.version or 'the shadow'}: {move}")
+
+    def look(self, machine):
+        """A machine's servers follow another move from now on. Raises: Failure."""
+        self.read()
+        found = decoded_moves((machine.data_dir / "models" / "shown.json").read_bytes())
+        if not found:
+            return
+        if found[0] not in self.state.moves:
+            raise Failure(f"servers of {machine.name} follow a move that the models topic does not have: {found[0]}")
+        index = self.state.moves.index(found[0])
+        if index < self._shown.get(machine.name, -1):
+            raise Failure(f"servers of {machine.name} go back to move {index}, from {self._shown[machine.name]}: {found[0]}")
+        self._shown[machine.name] = index
+        # It must be whole before servers learn its name.
+        Registry.of(machine.settings).load(found[0].champion)
+
+    def forget(self, machine):
+        """A machine has lost its volume."""
+        self._shown.pop(machine.name, None)
+
+    def unsettled(self, members):
+        """What is not everywhere yet, "" where all is."""
+        self.read()
+        for machine in members if self.state.moves else ():
+            if machine.visitors:
+                return f"{machine.visitors[0].name} has not ended"
+            if Registry.of(machine.settings).shown() != self.state.moves[-1]:
+                return f"servers of {machine.name} do not follow {self.state.moves[-1]}"
+        self._num_settled = len(self.state.moves)
+        return ""
+
+    def check_end(self, members):
+        """All machines have the moves of the topic, and what was answered stays. Raises: Failure."""
+        self.read()
+        for why, ask in self.asks.items():
+            if ask.done and ask.done not in self.state.moves:
+                raise Failure(f"{why} was answered by {ask.done}, which the models topic does not have")
+        for machine in members if self.state.moves else ():
+            registry = Registry.of(machine.settings)
+            if machine.settings.log.follows and (lost := [move for move in self.state.moves[:self._num_settled] if move not in registry.journal.moves()]):
+                raise Failure(f"{machine.name} lacks the moves {lost[:3]}, {len(lost)} in all")
+            registry.load(registry.shown().champion)
+            if damage := list(registry.damage()):
+                raise Failure(f"{machine.name} has damaged versions: {damage}")
