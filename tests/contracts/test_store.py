@@ -1,4 +1,4 @@
-"""Backup and restore over the protocol of S3, with faults, from an environment of its own: `make contract CLIENTS=store`."""
+"""Backup, restore and exports of tables over the protocol of S3, with faults, from an environment of its own: `make contract CLIENTS=store`."""
 
 import json
 import os
@@ -8,8 +8,10 @@ import sysconfig
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from streamd.eventlog.reader import LogReader
 from streamd.eventlog.upkeep.verify import verify_log
 from tests.store.test_store import committed, rich_log
 
@@ -35,6 +37,10 @@ def test_the_store_on_s3_survives_500s_half_uploads_timeouts_and_a_changed_key_a
         error, seq, num_manifests, unneeded, places = said[f"archive {mode}"]
         assert (error, seq, num_manifests, unneeded) == ("", 12, 1, 0), mode
         assert places >= 1, "a key is found in objects on S3"
+    log = LogReader.open(tmp_path / "log")
+    ids = (log.first_edge + np.flatnonzero(~log.hidden(log.first_edge, log.num_edges))).tolist()
+    for mode in ("", "500", "half"):
+        assert said[f"export {mode}"] == ids, mode
     assert "s3://bucket/archive-" in said["archive away"]
     assert "cannot be listed in s3://bucket/away" in said["away"]["error"] and said["away"]["seconds"] < 60
     assert "s3://no-such-bucket/log: " in said["missing"]["error"]

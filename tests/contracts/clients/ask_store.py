@@ -30,6 +30,8 @@ from streamd.store.objects import Store  # noqa: E402
 from streamd.store.restore import choose, restore  # noqa: E402
 from streamd.store.sweep import sweep_store  # noqa: E402
 from streamd.store.upload import upload  # noqa: E402
+from streamd.table.export.exporter import Exporter  # noqa: E402
+from streamd.table.export.parquet_tables import ParquetTables  # noqa: E402
 from streamd.telemetry.heartbeat import Heartbeat  # noqa: E402
 from tests.builders import ManualClock  # noqa: E402
 from tests.store.changelogs import TwinChangelog  # noqa: E402
@@ -160,6 +162,26 @@ def archived(url, data_dir, key):
     return [errors[-1], manifests.commit_of(names[-1])[1], len(names), len(set(store.sizes("objects")) - needed), places]
 
 
+def exported(url, data_dir):
+    """An export to a store that fails now and then, begun again after an error. Returns: the event ids in the files of the table. The
+    last export refuses files that the manifest does not name."""
+    errors, done = [], False
+    while not done:
+        try:
+            exporter = Exporter(data_dir, ParquetTables(Store(url, timeout_seconds=10)), 100)
+            try:
+                while exporter.step(whole=False) is not None:
+                    pass
+                done = True
+            finally:
+                exporter.close()
+        except StoreError as error:
+            errors.append(str(error))
+            assert len(errors) < 20, errors
+    tables = ParquetTables(Store(url))
+    return sorted(i for _, table in tables.read_columns(["event"]) for i in table["event"].to_pylist())
+
+
 said = {}
 for proxy.mode in ("", "500", "half", "hang"):
     store = Store(f"s3://bucket/log-{proxy.mode}")
@@ -175,6 +197,8 @@ proxy.mode = ""
 said["missing"] = refused("s3://no-such-bucket/log")
 for proxy.mode in ("", "500", "half", "hang"):
     said[f"archive {proxy.mode}"] = archived(f"s3://bucket/archive-{proxy.mode}", Path(LOG), "n:31")
+for proxy.mode in ("", "500", "half"):
+    said[f"export {proxy.mode}"] = exported(f"s3://bucket/export-{proxy.mode}", Path(LOG))
 proxy.mode = "away"
 away = Store("s3://bucket/archive-", timeout_seconds=5)
 archive = Archive(Path(LOG), away, None, manifest_seconds=600, clock=ManualClock(), beat=Heartbeat(Path(LOG), "archive"))
