@@ -49,12 +49,13 @@ def export(
     except ImportError:
         raise StreamdError("Exports need pyarrow.", "pip install 'streamd-gnn[arrow]'.") from None
     from streamd.table.export.exporter import Exporter
-    from streamd.table.export.registered import registered
+    from streamd.table.export.registered import locked_export, register
 
     to = _target(to, settings.data_dir)
-    with registered(settings.data_dir, to, format_):
+    with locked_export(settings.data_dir, to):
         # From here on retention keeps the events that are not exported yet.
         exporter = Exporter(settings.data_dir, _tables(to, format_), rows)
+        register(settings.data_dir, to, format_)
         # A signal ends the lease too.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         try:

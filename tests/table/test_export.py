@@ -25,7 +25,7 @@ from streamd.store.objects import Store
 from streamd.table.export import exporter as exporters
 from streamd.table.export.exporter import Exporter
 from streamd.table.export.parquet_tables import MANIFEST, ParquetTables
-from streamd.table.export.registered import read_registered, registered
+from streamd.table.export.registered import locked_export, read_registered, register
 from tests.builders import HOUR, SECOND, batch, compact, settings, stream, write_log
 from tests.faults import Crash
 from tests.table.logs import SHOP, delete, shop_log, shop_schema, visible_ids
@@ -285,8 +285,9 @@ def test_events_that_retention_dropped_before_their_export_are_named(tmp_path):
 
 def test_two_exports_to_one_table_do_not_mix(tmp_path):
     days_log(tmp_path / "log")
-    with registered(tmp_path / "log", "/x", "parquet"), pytest.raises(LockedError, match="to /x"), registered(tmp_path / "log", "/x", "parquet"):
+    with locked_export(tmp_path / "log", "/x"), pytest.raises(LockedError, match="to /x"), locked_export(tmp_path / "log", "/x"):
         pass
+    register(tmp_path / "log", "/x", "parquet")
     assert [one.to for one in read_registered(tmp_path / "log")] == ["/x"]
     # On another machine there is no such lock.
     one, other = (Exporter(tmp_path / "log", ParquetTables(Store(str(tmp_path / "out"))), 100) for _ in range(2))
@@ -354,6 +355,11 @@ def test_a_proof_of_erasure_names_the_tables_that_hold_a_key(tmp_path):
         return CliRunner().invoke(app, [*args, "--data-dir", str(tmp_path / "log")], catch_exceptions=False)
 
     assert run("export", "--to", str(to)).exit_code == 0
+    # Exports that are refused change no note, and leave none.
+    for refused in (["--to", str(to), "--format", "iceberg"], ["--to", "nowhere://typo/b"]):
+        with pytest.raises(StreamdError):
+            run("export", *refused)
+    assert [(one.to, one.format) for one in read_registered(tmp_path / "log")] == [(str(to), "parquet")]
     log = LogReader.open(tmp_path / "log")
     src, dst, _ = log.edges(0, 900)
     ids = visible_ids(log)

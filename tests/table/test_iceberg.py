@@ -14,7 +14,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.events import SetKey
 from streamd.table.export.exporter import Exporter
 from streamd.table.export.iceberg_tables import COMMIT, IcebergTables
-from streamd.table.export.registered import registered
+from streamd.table.export.registered import locked_export, register
 from streamd.telemetry.progress import ProgressLine
 from tests.builders import settings
 from tests.faults import Crash
@@ -123,7 +123,8 @@ def test_a_folder_with_other_files_is_refused_and_keys_are_found(tmp_path):
     with pytest.raises(StreamdError, match="not of this export, such as x"):
         IcebergTables(tmp_path / "full")
     to = tmp_path / "lake"
-    with registered(shop, str(to), "iceberg"):
+    with locked_export(shop, str(to)):
+        register(shop, str(to), "iceberg")
         export_log(shop, to)
     found = []
     prove_erasure(settings(shop, **SHOP), ["u:1", "3"], [["u:1"], [SetKey(1, 3)]], _line(), found.append)

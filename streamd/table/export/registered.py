@@ -33,31 +33,42 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def registered(data_dir: Path, to: str, of_format: Format) -> Iterator[None]:
-    """Note an export in the log's directory, and keep other processes from writing to the same
-    tables meanwhile. Without the right to write, as in a mounted backup, neither is done. Raises:
-    LockedError."""
-    shown = without_secrets(to)
-    path = data_dir / FOLDER / hashlib.sha256(shown.encode()).hexdigest()[:16]
-    # The lock comes first: of two processes only one writes the note.
+def locked_export(data_dir: Path, to: str) -> Iterator[None]:
+    """Keep other processes from exporting the log to the same tables meanwhile. Without the right
+    to write, as in a mounted backup, it does nothing. Raises: LockedError."""
+    shown, path = without_secrets(to), _path_of(data_dir, to)
     lock = None
     try:
         path.parent.mkdir(exist_ok=True)
         lock = lock_directory(path.with_suffix(".lock"))
-        one = Registered(shown, of_format, shown != to)
-        write_durably(path.with_suffix(ENDING), msgspec.json.encode(one))
     except LockedError:
         raise LockedError(
             f"Another process exports {data_dir} to {shown}.", "stop it, or let it finish."
         ) from None
     except OSError:
-        # Nothing can be noted here.
+        # Nothing can be written here.
         pass
     try:
         yield
     finally:
         if lock is not None:
             os.close(lock)
+
+
+def register(data_dir: Path, to: str, of_format: Format) -> None:
+    """Note an export in the log's directory, durably, before it writes rows and once nothing
+    refuses it: a proof of erasure searches each table that is noted. Without the right to write it
+    does nothing."""
+    shown = without_secrets(to)
+    one = Registered(shown, of_format, shown != to)
+    with contextlib.suppress(OSError):
+        write_durably(_path_of(data_dir, to).with_suffix(ENDING), msgspec.json.encode(one))
+
+
+def _path_of(data_dir: Path, to: str) -> Path:
+    """The path of an export's note and lock, without ending."""
+    name = hashlib.sha256(without_secrets(to).encode()).hexdigest()[:16]
+    return data_dir / FOLDER / name
 
 
 def read_registered(data_dir: Path) -> list[Registered]:
