@@ -17,7 +17,8 @@ from streamd.errors import KafkaError, SettingsError
 from streamd.settings.loading import Settings, load_settings
 
 if TYPE_CHECKING:
-    from streamd.exchange.guess import Chosen, Guess
+    from streamd.exchange.chosen_fields import Chosen
+    from streamd.exchange.guess import Guess
 
 BROKER = "localhost:9092"
 NONE = "none"
@@ -151,7 +152,7 @@ def _doubt_file_without_time(doubts: list[str], file: str) -> None:
 
 
 def _chosen(src: str | None, dst: str | None, time: str | None, features: str | None) -> "Chosen":
-    from streamd.exchange.guess import Chosen
+    from streamd.exchange.chosen_fields import Chosen
 
     paths = None if features is None else tuple(f.strip() for f in features.split(",") if f.strip())
     return Chosen(

@@ -9,6 +9,13 @@ import yaml
 
 from streamd.decode.sources.paths import first_value, follow
 from streamd.errors import SettingsError
+from streamd.exchange.chosen_fields import (
+    RECORD_TIME,
+    Chosen,
+    check_chosen,
+    inside,
+    with_first_elements,
+)
 from streamd.exchange.field_names import KINDS, head_of, is_technical, last_words
 from streamd.exchange.field_values import (
     MAX_NAME,
@@ -30,7 +37,6 @@ from streamd.exchange.guess_times import (
     take_envelope_time,
 )
 from streamd.schema import DEFAULT_SET
-from streamd.settings.sets import nearest_of
 from streamd.settings.sources import steps_of
 
 MAX_WIDTH = 100
@@ -39,26 +45,11 @@ MAX_FEATURES = 8
 MAX_CATEGORIES = 12
 HASH_WIDTH = 16
 """Maximum features and categories of a guess; width of the hash for text of unknown categories."""
-RECORD_TIME = "none"
-"""As the chosen field of times, it means the timestamp of records."""
 CODES = frozenset(
     ("id", "ids", "uuid", "guid", "key", "port", "p", "zip", "version", "offset")
     + ("xid", "lsn", "scn", "seq", "sequence", "gtid")
 )
 """Last words in the names of numbers that measure nothing."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chosen:
-    """The fields that the user named, by their paths; an empty path is guessed.
-
-    time: RECORD_TIME means the timestamp of records. features: None is guessed; () means none.
-    """
-
-    src: str = ""
-    dst: str = ""
-    time: str = ""
-    features: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,7 +168,8 @@ def _map_rows(
     # Find deletes first: they may lack fields that all other records have.
     whole = fields_of_rows(rows)
     fields = fields_of_rows(_without_deletes(rows, mark)) if mark is not None else whole
-    _check_chosen(chosen, fields)
+    chosen = with_first_elements(chosen, fields)
+    check_chosen(chosen, fields)
 
     # Times and the mark of deletes are neither keys nor features.
     times = _time_of(fields, chosen, now_us, doubts, mark is not None)
@@ -213,7 +205,7 @@ def _map_rows(
         # The rule of deletes is tested on rows, so its paths lead to the first element here.
         of_row = {name: some[-1] for name, some in paths.items()}
         if (rule := delete_rule(mark, of_row, whole, doubts)) is not None:
-            of_edge = {name: _inside(path, each) for name, path in rule["fields"].items()}
+            of_edge = {name: inside(path, each) for name, path in rule["fields"].items()}
             source["deletes"] = rule | {"fields": of_edge}
     return Mapped(
         source=source | {"fields": mapped},
@@ -230,19 +222,11 @@ def _mapping(
     """The fields of edges; paths into the list `each` have no index."""
     mapped: dict[str, Any] = {}
     for name, some in paths.items():
-        inside = [_inside(path, each) for path in some]
-        mapped[name] = inside if len(inside) > 1 else inside[0]
+        steps = [inside(path, each) for path in some]
+        mapped[name] = steps if len(steps) > 1 else steps[0]
     if features:
-        mapped["features"] = {name: _inside(path, each) for name, path in features.items()}
+        mapped["features"] = {name: inside(path, each) for name, path in features.items()}
     return mapped
-
-
-def _inside(path: str, each: str) -> str:
-    """Convert a path into the first element of a list to one into any element."""
-    first = f"{each}.0"
-    if not each or not (path == first or path.startswith(f"{first}.")):
-        return path
-    return each + path.removeprefix(first)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -364,17 +348,6 @@ def _time_of(
     return FoundTimes(chosen.time, form, found.all | {chosen.time})
 
 
-def _check_chosen(chosen: Chosen, fields: Fields) -> None:
-    """Check that some record has each chosen path. Raises: SettingsError."""
-    time = "" if chosen.time == RECORD_TIME else chosen.time
-    for path in (chosen.src, chosen.dst, time, *(chosen.features or ())):
-        if path and path not in fields.scalars:
-            raise SettingsError(
-                f"No record has a field {path}{nearest_of(path, fields.scalars)}.",
-                "give one of them.",
-            )
-
-
 def to_yaml(settings: dict[str, Any]) -> str:
     """Write settings as YAML, in the order of the tree."""
     return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=MAX_WIDTH)
@@ -395,10 +368,10 @@ def _features_of(
             kind = _kind_of_few(at)
         if kind is None:
             continue
-        name = re.sub(r"[^A-Za-z0-9]+", "_", _inside(path, each)).strip("_") or "feature"
+        name = re.sub(r"[^A-Za-z0-9]+", "_", inside(path, each)).strip("_") or "feature"
         if name not in features:
             # Elements after the first may lack the feature.
-            whole = at.count == fields.count and _inside(path, each) == path
+            whole = at.count == fields.count and inside(path, each) == path
             features[name] = (path, kind if whole else kind | {"missing": _missing(kind)})
     return features
 

@@ -23,6 +23,7 @@ ROWS = frozenset(("data", "after", "fullDocument", "payload", "row", "new", "dyn
 """Names of the object that contains the row, in changes of rows."""
 NO_TIME = "no field could be read as a time: the Kafka timestamp is taken"
 """The doubt about records without a time."""
+REFUSED = "such records become dead letters, and a file with one is not read"
 FORMS = frozenset(get_args(TimeForm))
 """Forms that a source can read."""
 YEAR_US = 365 * 86_400_000_000
@@ -64,11 +65,15 @@ def find_time(
     """
     found: list[tuple[float, str, str]] = []
     unread: dict[str, str] = {}
+    misfits: dict[str, list[Any]] = {}
     for path, at in fields.scalars.items():
         if form := form_of(path, at, now_us):
             # A date is coarser than another time of the same event, so rank it lower.
             is_coarse = are_dates_in_digits(path, at) or are_dates(at)
             found.append((_rank(path, at, fields.count) - is_coarse, path, form))
+        elif main := _form_of_most(path, at, now_us):
+            form, misfits[path] = main
+            found.append((_rank(path, at, fields.count) - are_dates(at), path, form))
         elif why := why_unread(path, at, now_us):
             unread[path] = why
     # Prefer a column of the row to the time of its change.
@@ -95,19 +100,32 @@ def find_time(
             doubts.append(f"{other} looks like a time too, but {why}")
     if others := [one[1] for one in readable[1:] if not is_technical(one[1])]:
         doubts.append(f"the time may also be {', '.join(others[:4])}; none of them is a feature")
+    doubts += _doubts_of_values(fields, path, form, misfits.get(path, []))
+    return FoundTimes(path, form, times)
+
+
+def _doubts_of_values(fields: Fields, path: str, form: str, misfits: list[Any]) -> list[str]:
+    """Sentences on the values of the chosen time. misfits: those that `form` cannot read."""
+    doubts = []
     if are_dates_in_digits(path, fields.scalars[path]):
         example = next(iter(fields.scalars[path].values))
         doubts.append(
             f"{path} is read as dates in digits, in UTC: {example} is "
             f"{utc(Times(DATES).one(example, path))}"
         )
+    # Some values have another form, or none.
+    if misfits:
+        num = sum(fields.scalars[path].values[value] for value in misfits)
+        doubts.append(
+            f"{path} is {str(misfits[0])[:MAX_EXAMPLE]!r} or such in {num} of {fields.count} "
+            f"records, which {form} cannot read: {REFUSED}"
+        )
     if missing := fields.missing(path):
         doubts.append(
-            f"{path} is missing in {missing} of {fields.count} records: such records become dead "
-            "letters, and a file with one is not read; name a time that all records have, or let "
-            "the producer write it"
+            f"{path} is missing in {missing} of {fields.count} records: {REFUSED}; name a time "
+            "that all records have, or let the producer write it"
         )
-    return FoundTimes(path, form, times)
+    return doubts
 
 
 def take_envelope_time(
@@ -180,6 +198,21 @@ def why_unread(path: str, at: Seen, now_us: int) -> str:
 def are_dates(at: Seen) -> bool:
     """Whether all values are dates without a time of day, such as 2026-03-01."""
     return all(isinstance(v, str) and DATE.fullmatch(v) for v in at.values)
+
+
+def _form_of_most(path: str, at: Seen, now_us: int) -> tuple[str, list[Any]] | None:
+    """The form of at least nine of ten values of a field that is named as a time, and the other
+    values; None if no form has so many."""
+    of_form: dict[str, list[Any]] = {}
+    for value in at.values if names_time(path) else ():
+        one = Seen(Counter([type(value).__name__]), Counter([value]))
+        of_form.setdefault(form_of(path, one, now_us), []).append(value)
+    # Some producers write a few values by hand.
+    for form, values in of_form.items():
+        if form and 10 * sum(at.values[v] for v in values) >= 9 * at.count:
+            others = [v for other, some in of_form.items() if other != form for v in some]
+            return form, others
+    return None
 
 
 def _forms_of_each(path: str, at: Seen, now_us: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from streamd.events import Schema
 from streamd.schema import DEFAULT_SET
-from streamd.settings.branch import Branch, Natural, Positive, Seconds
+from streamd.settings.branch import Branch, Natural, Positive, Seconds, Start
 from streamd.settings.log import HoldSettings, LeaderSettings, LogSettings, SqlSettings
 from streamd.settings.mlflow import MlflowSettings
 from streamd.settings.server import ServerSettings, TelemetrySettings
@@ -126,7 +126,7 @@ class IngestSettings(Branch):
     """How ingest turns records into commits, and which events it rejects as dead letters."""
 
     # Start and share of the partitions, and how to handle losses and late events.
-    start: str = Field(
+    start: Start = Field(
         "earliest",
         description="start of reading for a new log: earliest, latest, or an ISO 8601 time",
     )

@@ -196,6 +196,26 @@ def test_a_timestamp_is_preferred_to_a_date(tmp_path):
     assert read(tmp_path).sources[0].fields.time.path == ("timestamp",)
 
 
+@pytest.mark.parametrize("bad", ["28.11.2026", "n.a.", 7])
+def test_a_few_bad_times_do_not_discard_the_time(tmp_path, bad):
+    (tmp_path / "r.ndjson").write_text("".join(json.dumps(RECORD | {"ts": bad if n == 39 else RECORD["ts"]}) + "\n" for n in range(40)))
+    done = invoke(tmp_path, "--topic", "clicks", "--sample", tmp_path / "r.ndjson")
+    assert read(tmp_path).sources[0].fields.time.path == ("ts",) and read(tmp_path).sources[0].time == "iso8601"
+    assert f"ts is {str(bad)!r} or such in 1 of 40 records, which iso8601 cannot read" in comments_of(tmp_path)
+    assert done.exit_code == 1 and "39 edges; 0 skipped; 1 refused" in done.output
+
+
+def test_fields_of_a_list_are_named_as_the_settings_have_them(tmp_path):
+    lines = [{"sku": f"p{n}", "price": n + 0.5} for n in range(2)]
+    (tmp_path / "r.ndjson").write_text("".join(json.dumps({"customer": n % 7, "at": 1790000000 + n, "lines": lines}) + "\n" for n in range(40)))
+    for first in ("lines", "lines.0"):
+        (tmp_path / "settings.yaml").unlink(missing_ok=True)
+        done = invoke(tmp_path, "--topic", "orders", "--sample", tmp_path / "r.ndjson", "--dst", f"{first}.sku", "--features", f"{first}.price")
+        assert done.exit_code == 0, done.exception
+        source = read(tmp_path).sources[0]
+        assert source.each == "lines" and source.fields.dst.path == ("lines.sku",) and list(source.fields.features) == ["lines_price"]
+
+
 def test_blanks_around_keys_are_reported_once(tmp_path):
     file = tmp_path / "shop.csv"
     file.write_text("who,what,at\n" + "".join(f"u{n % 7}{' ' * (n % 2)},i{n % 6},{1790000000 + n}\n" for n in range(40)))

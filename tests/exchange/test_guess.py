@@ -7,9 +7,10 @@ import re
 import pytest
 
 from streamd.errors import SettingsError
+from streamd.exchange.chosen_fields import Chosen
 from streamd.exchange.event_files import EventFile
 from streamd.exchange.field_names import head_of, is_measure, is_technical, last_words
-from streamd.exchange.guess import Chosen, guess
+from streamd.exchange.guess import guess
 from streamd.exchange.sample import Sample, as_json_rows, judge
 from streamd.exchange.sourced import read_rows
 from streamd.settings.loading import load_settings

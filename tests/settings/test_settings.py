@@ -53,6 +53,7 @@ def each_is_a_line(text):
     ("trials: {name: a, topic: t, arms: {rule: .5, popularity: .5}}", {}, r"compares the champion"),
     ("trials: {name: a, topic: t, arms: {champion: 1}}", {}, r"compares the champion"), ("trials: {name: a b, topic: t}", {}, r"trials\.name"),
     ("trials: {name: a, arms: {champion: .5, rule: .5}}", {}, r"needs a topic"), ("trials: {name: a, topic: t, arms: {champion: .5, rule: .5}, edge_set: buys}", {}, r"trials\.edge_set .*buys is not in graph\.edge_sets"),
+    ("ingest: {start: yesterday}", {}, r"Setting ingest\.start \(.* line 1\).*it is earliest, latest or a time like"),
     ("trials: {topic: t}", {}, r"no effect without trials\.name"),
     ("trials: {name: a, topic: events, arms: {champion: .5, rule: .5}}", {}, r"events is in kafka\.topics"),
     ("{trials: {name: a, topic: t, arms: {champion: .5, rule: .5}}, server: {score_topic: t}}", {}, r"t is server\.score_topic too"),
