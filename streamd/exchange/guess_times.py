@@ -24,6 +24,7 @@ ROWS = frozenset(("data", "after", "fullDocument", "payload", "row", "new", "dyn
 NO_TIME = "no field could be read as a time: the Kafka timestamp is taken"
 """The doubt about records without a time."""
 REFUSED = "such records become dead letters, and a file with one is not read"
+"""The consequence of a record without a time that can be read."""
 FORMS = frozenset(get_args(TimeForm))
 """Forms that a source can read."""
 YEAR_US = 365 * 86_400_000_000
@@ -184,9 +185,9 @@ def form_of(path: str, at: Seen, now_us: int) -> str:
 def why_unread(path: str, at: Seen, now_us: int) -> str:
     """The reason why values that look like times cannot be read; "" if they do not look like
     times."""
-    forms = _forms_of_each(path, at, now_us)
-    if len(forms) > 1:
-        shown = [f"{form} ({str(value)[:MAX_EXAMPLE]})" for form, value in forms.items()]
+    forms = _values_by_form(path, at, now_us)
+    if len(forms) > 1 and "" not in forms:
+        shown = [f"{form} ({str(some[0])[:MAX_EXAMPLE]})" for form, some in forms.items()]
         return f"it has several forms, {named(shown)}: let the producer or the table write one"
     texts = [str(v) for v in at.values]
     if at.types.keys() == {"str"} and all(map(FOREIGN.fullmatch, texts)):
@@ -203,10 +204,7 @@ def are_dates(at: Seen) -> bool:
 def _form_of_most(path: str, at: Seen, now_us: int) -> tuple[str, list[Any]] | None:
     """The form of at least nine of ten values of a field that is named as a time, and the other
     values; None if no form has so many."""
-    of_form: dict[str, list[Any]] = {}
-    for value in at.values if names_time(path) else ():
-        one = Seen(Counter([type(value).__name__]), Counter([value]))
-        of_form.setdefault(form_of(path, one, now_us), []).append(value)
+    of_form = _values_by_form(path, at, now_us)
     # Some producers write a few values by hand.
     for form, values in of_form.items():
         if form and 10 * sum(at.values[v] for v in values) >= 9 * at.count:
@@ -215,17 +213,14 @@ def _form_of_most(path: str, at: Seen, now_us: int) -> tuple[str, list[Any]] | N
     return None
 
 
-def _forms_of_each(path: str, at: Seen, now_us: int) -> dict[str, Any]:
-    """Form -> first value of that form; empty if a value has no form, or the field's name means no
+def _values_by_form(path: str, at: Seen, now_us: int) -> dict[str, list[Any]]:
+    """Form -> values, "" for those that no form can read; empty if the field's name means no
     time."""
-    forms: dict[str, Any] = {}
+    of_form: dict[str, list[Any]] = {}
     for value in at.values if names_time(path) else ():
         one = Seen(Counter([type(value).__name__]), Counter([value]))
-        form = form_of(path, one, now_us)
-        if not form:
-            return {}
-        forms.setdefault(form, value)
-    return forms
+        of_form.setdefault(form_of(path, one, now_us), []).append(value)
+    return of_form
 
 
 def are_dates_in_digits(path: str, at: Seen) -> bool:

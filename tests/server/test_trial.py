@@ -1,5 +1,6 @@
 """A server in a trial: the arm of a unit answers, and the topic gets an impression of each answer."""
 
+import asyncio
 import json
 import time
 
@@ -11,6 +12,7 @@ from streamd.demo.standin import StandIn
 from streamd.ingest.kafka.client import make_consumer
 from streamd.models.rule import POPULARITY
 from streamd.roles import TRIAL, make_folder
+from streamd.server.page.trial_on_page import TrialOnPage
 from streamd.trials.arms import Arms
 from streamd.trials.impressions import Impression
 from streamd.trials.trial_state import Definition, TrialState, state_path
@@ -161,3 +163,11 @@ def test_the_figures_of_the_running_trial(worlds):
     # Too few outcomes in one arm, and none of its own in the champion.
     assert [a["difference"] is None for a in answer["arms"]] == [True, True, False] and answer["arms"][2]["radius"] > 0
     state.close()
+
+
+def test_a_damaged_state_of_a_trial_leaves_the_page_without_figures(tmp_path):
+    make_folder(tmp_path, TRIAL)
+    state_path(tmp_path, "ranking").write_bytes(b"no database" * 1000)
+    part = TrialOnPage(tmp_path, "ranking")
+    asyncio.run(part.refresh())
+    assert part.content() is None

@@ -1,6 +1,7 @@
 """The figures of the running trial for the status page."""
 
 import asyncio
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,11 @@ class TrialOnPage:
         """Read the state again; SQLite reads files, so another thread does."""
         if not self._name:
             return
-        sums = await asyncio.to_thread(read_sums, self._path)
+        try:
+            sums = await asyncio.to_thread(read_sums, self._path)
+        except sqlite3.DatabaseError:
+            # The role trial reports a damaged file; the rest of the page must not end with it.
+            sums = None
         if sums is None:
             return
         figures, _ = look(sums)
