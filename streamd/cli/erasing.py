@@ -1,13 +1,14 @@
 """Erases nodes for a command: deletes them, makes the deletes physical, and proves it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from streamd.cli.compaction import compact_log
 from streamd.cli.proof import print_finding, prove_erasure
 from streamd.errors import SettingsError, StreamdError
 from streamd.events import Key
+from streamd.ingest.dead_letters.sinks import make_purge
 from streamd.ingest.delete_events import SentDelete, send_deletes, topic_for_deletes
 from streamd.number_texts import count_noun
 from streamd.schema import Schema
@@ -44,7 +45,9 @@ def erase_nodes(
        removes only the deletes that the log has when it is requested.
     2. Compact: make the deletes physical, also in store and changelog. Before that, the proof would
        still find the keys.
-    3. Prove: search for the keys. This also finds a key that came back with new events.
+    3. Remove the local dead letters that contain the keys. Compaction removes only those of keys
+       that the log still holds; an event with an erased key may have been refused since.
+    4. Prove: search for the keys. This also finds a key that came back with new events.
 
     Args: given: keys as text, or @FILE; node_set, key_type: narrow the keys that a text names;
     topic: for the deletes, "" for the first of streamd's own events; wait_seconds: for the waits of
@@ -68,10 +71,24 @@ def erase_nodes(
     if not done:
         return False, f"{text}. Run the same command again to wait for it and prove it."
 
-    # 3. Prove it. This also finds a key that came back with new events.
+    # 3. Remove dead letters.
+    if num_letters := purge_letters(settings, {key for some in of_text for key in some}):
+        text += f"; removed {count_noun(num_letters, 'dead letter')}"
+
+    # 4. Prove it. This also finds a key that came back with new events.
     found, summary = prove_erasure(settings, texts, of_text, line, partial(print_finding, line))
     text = f"{text}; {summary}"
     return not found, text if found else f"{text}. {copies_elsewhere(settings)}"
+
+
+def purge_letters(settings: Settings, keys: Collection[Key]) -> int:
+    """Remove the local dead letters that contain a key. Returns: their number. Raises:
+    DiskError."""
+    purge = make_purge(settings)
+    for _ in purge.remove(keys):
+        if purge.is_waiting:
+            time.sleep(POLL_SECONDS)
+    return purge.num_removed
 
 
 def _resolve(
@@ -145,15 +162,23 @@ def _wait_for_deletes(
 def copies_elsewhere(settings: Settings) -> str:
     """Name the copies of events that streamd does not manage; the operator must erase those."""
     server = settings.server
-    own = (
-        settings.ingest.dead_letter_topic,
-        server.score_topic,
-        server.alarm_topic,
-        settings.trials.topic,
-    )
+    own = (server.score_topic, server.alarm_topic, settings.trials.topic)
     topics = [*settings.kafka.topics, *filter(None, own)]
     return (
         f"Not searched: records in Kafka ({', '.join(topics)}), which their retention "
-        "removes; backups and snapshots elsewhere; other machines' directories, where the same "
-        "command looks for the keys."
+        f"removes;{_letters_elsewhere(settings)} backups and snapshots elsewhere; other machines' "
+        "directories, where the same command looks for the keys."
+    )
+
+
+def _letters_elsewhere(settings: Settings) -> str:
+    """Name the topic of dead letters and the commands that remove its records; "" without one."""
+    topic = settings.ingest.dead_letter_topic
+    if not topic:
+        return ""
+    broker = f"--bootstrap-server {settings.kafka.bootstrap_servers}"
+    return (
+        f" dead letters in topic {topic}, from which Kafka removes the oldest records only, by "
+        f"`kafka-delete-records.sh {broker} --offset-json-file FILE` or by their age, "
+        f"`kafka-configs.sh {broker} --alter --topic {topic} --add-config retention.ms=MS`;"
     )

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 from rich.console import Console
 
-from streamd.cli.erasing import copies_elsewhere
+from streamd.cli.erasing import copies_elsewhere, purge_letters
 from streamd.cli.proof import prove_erasure
 from streamd.clock import SystemClock
 from streamd.errors import KafkaError, SettingsError, StoreError, StreamdError
@@ -81,7 +81,8 @@ class ErasureWork:
            only the deletes in the log.
         2. Compaction: request it, and check whether log, store and changelog are rid of the deleted
            data. Before that, a proof would find the keys.
-        3. Proof: search for the keys of all requests that have reached this step, in one pass.
+        3. Proof: remove the local dead letters that contain the keys of all requests that have
+           reached this step, and search for these keys, in one pass.
 
         A request is written durably after each change, so that a restarted process resumes at its
         step.
@@ -275,6 +276,8 @@ class ErasureWork:
         for key in keys:
             first.setdefault(key, len(first))
         found: dict[int, list[str]] = {}
+        # Compaction removes only the letters of keys that the log still holds.
+        purge_letters(settings, first)
         texts = [str(split_key(key)[1]) for key in first]
         _, summary = prove_erasure(
             settings,

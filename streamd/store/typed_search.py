@@ -10,8 +10,8 @@ from streamd.eventlog.journal.tail import JournalTail
 from streamd.eventlog.key_search import find_keys
 from streamd.eventlog.layout import KEYS
 from streamd.events import Key
+from streamd.ingest.dead_letters.purge import FILES, FOLDER
 from streamd.ingest.dead_letters.search import LetterProof
-from streamd.ingest.dead_letters.sinks import FOLDER
 from streamd.storage import DISK
 from streamd.store import manifests
 from streamd.store.deleted_keys import Found
@@ -42,7 +42,7 @@ class TypedSearch:
             self.nodes += tail.state.num_nodes
             num_bytes = tail.state.files.get(KEYS, NOTHING).num_bytes
             yield from self._in_table(data_dir, num_bytes, KEYS)
-        for name in ("previous.jsonl", "current.jsonl"):
+        for name in FILES:
             path = data_dir / FOLDER / name
             if path.exists():
                 yield from self._in_letters(path, f"{FOLDER}/{name}")

@@ -22,6 +22,7 @@ from streamd.errors import StreamdError
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.upkeep.holds import Hold, asked_to_compact, write_hold
 from streamd.eventlog.writer import LogWriter
+from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from streamd.settings.loading import as_environment, schema_of
 from streamd.store.erasure import Erasure
 from streamd.telemetry.heartbeat import Heartbeat
@@ -239,6 +240,52 @@ def test_it_says_what_it_waits_for_and_the_same_command_continues(kafka, tmp_pat
         write_hold(tmp_path, "serve", Hold(20, 20))
         done = run(s, "user:1")
         assert done.exit_code == 0 and "found 0 times" in done.stdout and loop._letters.num_letters == sent
+
+
+@pytest.mark.kafka
+def test_letters_with_an_erased_key_go_although_the_log_holds_it_no_more(kafka, tmp_path):
+    """The key's bytes are gone, so that no compaction knows it: an event that is refused later brings it back, in a letter only."""
+    topic = f"letters-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(topic, 1)
+    s = settings(tmp_path, kafka__bootstrap_servers=kafka.bootstrap_servers, kafka__topics=(topic,), stream__time_unit="s")
+    producer = KafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
+    for user in ("user:1", "user:2"):
+        producer.send(topic, own(user, "item")[0])
+    producer.flush()
+    with ingesting(s) as loop:
+        wait_for(lambda: loop._log.num_edges == 2)
+        assert run(s, "user:1").exit_code == 0
+        # A second delete matches nothing; an edge is refused for its key, of nodes that the log never held.
+        for value in ({"type": "delete", "node": "user:1"}, {"src": "user:1", "dst": 1.5}, {"src": "user:3", "dst": 1.5}, {"src": "user:2", "dst": 1.5}):
+            producer.send(topic, json.dumps(value).encode())
+        producer.close()
+        wait_for(lambda: letters(tmp_path).count(b"user:2") == 1)
+        found = run(s, "user:1", command="verify --deleted")
+        assert found.exit_code == 1 and "found: key 1 in deadletter/current.jsonl" in found.stderr
+        done = run(s, "user:1", "user:3")
+        assert done.exit_code == 0, done
+        assert "removed 3 dead letters" in done.stdout and "found 0 times" in done.stdout
+        assert letters(tmp_path).count(b"user:") == 1
+
+        # Ingest writes to the file that replaced its own, and the next replacement keeps what it wrote.
+        producer = KafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
+        producer.send(topic, json.dumps({"src": "user:4", "dst": 1.5}).encode())
+        producer.send(topic, json.dumps({"src": "user:5", "dst": 1.5}).encode())
+        producer.close()
+        wait_for(lambda: b"user:5" in letters(tmp_path))
+        assert run(s, "user:5").exit_code == 0
+        assert b"user:4" in letters(tmp_path) and b"user:5" not in letters(tmp_path)
+
+
+def test_letters_of_older_settings_go_and_those_of_a_topic_have_a_remedy(tmp_path):
+    write_log(tmp_path, *stream(50))
+    old = LocalDeadLetters(tmp_path / "deadletter", 10**6)
+    old.add(DeadLetter("t", 0, 1, 0, "bad_time", "", 5, b'{"src": "nobody", "dst": 1}'))
+    old.flush()
+    s = settings(tmp_path, kafka__bootstrap_servers="127.0.0.1:1", ingest__dead_letter_topic="letters")
+    done = run(s, "nobody")
+    assert done.exit_code == 0 and "removed 1 dead letter;" in done.stdout, done
+    assert "kafka-delete-records.sh --bootstrap-server 127.0.0.1:1" in done.stdout and "--topic letters --add-config retention.ms" in done.stdout
 
 
 def test_without_ingest_nothing_is_sent_and_keys_that_the_log_lacks_are_looked_for(tmp_path):

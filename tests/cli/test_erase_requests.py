@@ -59,6 +59,12 @@ def test_requests_are_worked_on_over_restarts_for_each_type_of_key_and_node_set(
         again = settle(s, requests.add(["customer:1"], "").id)
         assert again.state == "done" and again.num_unknown == 1 and letters(tmp_path) == b""
 
+        # An event of the user that was refused since is in a letter only.
+        with KafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
+            producer.send(topic, b'{"edge_set": "views", "src": "customer:1", "dst": 1.5}')
+        wait_for(lambda: b"customer:1" in letters(tmp_path))
+        assert settle(s, requests.add(["customer:1"], "").id).state == "done" and letters(tmp_path) == b""
+
         # A user who comes back between delete and proof is found, and the CLI finds a request that is open.
         one = requests.add([SetKey(1, "article:1")], "").id
         assert run(s, "article:1", command="verify --deleted").stderr.count(f"found: key 1 in {FOLDER}/{OPEN}/{one}") == 1

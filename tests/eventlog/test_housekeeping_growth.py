@@ -20,8 +20,8 @@ from streamd.eventlog.upkeep.holds import Hold, ask_to_compact, asked_to_compact
 from streamd.eventlog.upkeep.housekeeper import Housekeeper
 from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
+from streamd.ingest.dead_letters import purge as deadletter
 from streamd.ingest.dead_letters import search as letter_search
-from streamd.ingest.dead_letters import sinks as deadletter
 from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from streamd.settings.loading import RetentionSettings
 from tests.builders import SECOND, ManualClock, batch

@@ -1,10 +1,13 @@
 """Local dead letters on disks that fail: what was flushed is there, and no torn line takes the next letter with it."""
 
 import json
+import threading
+import time
 
 import pytest
 
 from streamd.errors import DiskError
+from streamd.ingest.dead_letters.purge import PURGE_LOCK, LetterPurge, locked
 from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from streamd.storage import DISK
 from tests.faults import Crash, FaultyDisk
@@ -111,7 +114,48 @@ def test_letters_that_come_during_a_purge_are_kept_whatever_file_they_fill(tmp_p
         assert not [n for n in found if n < 100 and n % 3 == 0], "what was there before is searched"
         assert found == sorted(found) and found[-1] == number + 2
         assert set(found) >= {n for n in range(first, number + 3) if n >= found[0] and (n >= 100 or n < 12 and n % 3)}
-        assert {p.name for p in folder.iterdir()} == {"previous.jsonl", "current.jsonl"}
+        assert {p.name for p in folder.iterdir()} == {"previous.jsonl", "current.jsonl", PURGE_LOCK}
+
+
+def test_purges_of_several_processes_follow_one_another_and_lose_no_letter(tmp_path):
+    """Each knows its own files only, as the ingest and the commands of one directory do."""
+    letters = filled(tmp_path, num_letters=14)
+    there = held(tmp_path)
+    first, second = LetterPurge(tmp_path), LetterPurge(tmp_path)
+    one, other = first.remove(["gone"]), second.remove(["kept:13"])
+    next(one)
+    next(other)
+    assert second.is_waiting and not first.is_waiting
+    # A third that starts meanwhile leaves the copy of the first alone, and letters go on to come.
+    LocalDeadLetters(tmp_path, MAX_BYTES)
+    for number, _ in enumerate(one):
+        next(other, None)
+        if number == 3:
+            letters.add(about(100, "other"))
+    list(other)
+    letters.add(about(101, "other"))
+    letters.flush()
+    assert held(tmp_path) == [n for n in there if n % 3 and n != 13] + [100, 101]
+    assert first.num_removed == len([n for n in there if n % 3 == 0]) and second.num_removed == 1
+
+
+def test_a_letter_that_another_process_is_writing_is_kept_whole(tmp_path):
+    filled(tmp_path)
+    line = b'{"topic": "t", "offset": 100, "num_bytes": 1, "value_base64": "MQ=="}\n'
+    has_begun = threading.Event()
+
+    def write():
+        with locked(tmp_path), (tmp_path / "current.jsonl").open("ab", buffering=0) as file:
+            file.write(line[:20])
+            has_begun.set()
+            time.sleep(0.2)
+            file.write(line[20:])
+    thread = threading.Thread(target=write)
+    thread.start()
+    has_begun.wait()
+    list(LetterPurge(tmp_path).remove(["gone"]))
+    thread.join()
+    assert held(tmp_path)[-1] == 100 and not [n for n in held(tmp_path) if n % 3 == 0]
 
 
 @pytest.mark.parametrize("mode", ["kill", "power"])

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import os
 
-from streamd.ingest.dead_letters.sinks import FOLDER as LETTERS
+from streamd.ingest.dead_letters.purge import FOLDER as LETTERS
 from streamd.storage import Disk
 from tests.faults import Crash, FaultyDisk
 from tests.simulator.scheduler import Kill

@@ -16,7 +16,8 @@ from kafka.errors import OffsetOutOfRangeError
 
 from streamd.errors import CorruptionError, KafkaError
 from streamd.events import MAX_TIME_US
-from streamd.ingest.dead_letters.sinks import FOLDER, MAX_KEY_BYTES, MAX_TOPIC_BYTES, DeadLetter
+from streamd.ingest.dead_letters.purge import FILES, FOLDER
+from streamd.ingest.dead_letters.sinks import MAX_KEY_BYTES, MAX_TOPIC_BYTES, DeadLetter
 from streamd.ingest.kafka.client import make_consumer, make_producer, settle
 from streamd.ingest.kafka.consumer import ANSWER_MS
 from streamd.settings.loading import Settings
@@ -100,7 +101,7 @@ def read_letters(settings: Settings) -> Iterator[StoredLetter]:
 
 def _of_files(folder: Path) -> Iterator[StoredLetter]:
     """Letters of the two local files; unreadable lines are skipped."""
-    for name in ("previous.jsonl", "current.jsonl"):
+    for name in FILES:
         path = folder / name
         for line in path.read_bytes().splitlines() if path.exists() else ():
             try:

@@ -6,22 +6,20 @@ A letter is durable before the commit that moves the position past its record.
 import base64
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from os.path import samestat
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from streamd.errors import DiskError, KafkaError, reason_of
+from streamd.errors import KafkaError, reason_of
 from streamd.events import Key
-from streamd.ingest.dead_letters.search import SoughtKeys
+from streamd.ingest.dead_letters.purge import FILES, FOLDER, LetterPurge, as_disk_error, locked
 from streamd.settings.loading import Settings
-from streamd.storage import DISK, SCRATCH, Disk, FileWithHoles
+from streamd.storage import DISK, Disk
 
-FOLDER = "deadletter"
-PURGED = f".purged{SCRATCH}"
-"""Scratch file in that folder: a purge's copy of a file, which then replaces the file."""
 MAX_TOPIC_BYTES = 900_000
 """Maximum size of a value in a topic, in bytes; brokers accept records of a megabyte by default."""
 MAX_KEY_BYTES = 50_000
@@ -31,8 +29,6 @@ MAX_SENT = 10_000
 """Maximum number of unacknowledged letters: at this number `add` waits, which bounds memory."""
 ACKNOWLEDGED_SECONDS = 20.0
 """Longest wait for a topic to acknowledge the letters of a commit; then ingest restarts."""
-KEYS_PER_STEP = 10_000
-"""Keys that one step of a purge adds to the search: some 10 ms."""
 FIELDS = ("topic", "partition", "offset", "index", "reason", "error")
 """Headers of a dead letter in a topic."""
 
@@ -125,15 +121,15 @@ class LocalDeadLetters:
         self._half = max(max_bytes // 2, 1)
         self._disk = disk
         folder.mkdir(parents=True, exist_ok=True)
-        self._files = folder / "previous.jsonl", folder / "current.jsonl"
-        self._current = self._files[-1]
+        self._previous, self._current = (folder / name for name in FILES)
         self._dirty = False
         self._fd = -1
         """Descriptor of the current file; -1 if it must be opened again."""
         self._size = 0
-        with self._as_disk_error():
-            disk.unlink(folder / PURGED)
-            self._open()
+        with as_disk_error(folder):
+            LetterPurge(folder, prefixes, disk).sweep()
+            with locked(folder):
+                self._open()
 
     def add(self, letter: DeadLetter) -> None:
         """Write a letter, cut to the limits of the files; `flush` makes it durable."""
@@ -162,14 +158,13 @@ class LocalDeadLetters:
         line = msgspec.json.encode(fields) + b"\n"
 
         # Start a new file if this one is full.
-        with self._as_disk_error():
-            if self._fd < 0:
-                self._open()
+        with as_disk_error(self._folder), locked(self._folder):
+            self._follow_file()
             if self._size + len(line) > self._half:
                 self._disk.sync(self._fd)
                 self._disk.close(self._fd)
                 self._fd = -1
-                self._disk.replace(self._current, self._files[0])
+                self._disk.replace(self._current, self._previous)
                 self._open()
             self._disk.write(self._fd, line, self._size)
         self._size += len(line)
@@ -177,67 +172,30 @@ class LocalDeadLetters:
 
     def flush(self) -> None:
         """Make the letters written since the last call durable."""
-        with self._as_disk_error():
+        with as_disk_error(self._folder):
             if self._fd < 0:
-                self._open()
+                with locked(self._folder):
+                    self._open()
             elif self._dirty:
+                # A purge that has replaced the file has copied these letters durably.
                 self._disk.sync(self._fd)
         self._dirty = False
 
     def purge(self, keys: Collection[Key]) -> Iterator[None]:
-        """Remove the letters that contain one of the keys, and those that cannot be searched. A
-        step handles one letter or some keys; between steps letters may be added.
+        """Remove the letters that contain one of the keys, as `LetterPurge.remove` does."""
+        return LetterPurge(self._folder, self._prefixes, self._disk).remove(keys)
 
-        The time is linear in letters + keys: see `SoughtKeys`.
-        """
-        if not keys:
-            return
-        sought = SoughtKeys(self._prefixes)
-        for number, key in enumerate(keys, 1):
-            sought.add(key)
-            if number % KEYS_PER_STEP == 0:
-                yield
-        # New letters may fill the current file and so rename it to the previous one: search the
-        # files that are opened now, even if they are renamed later.
-        with ExitStack() as stack:
-            with self._as_disk_error():
-                files = [stack.enter_context(p.open("rb")) for p in self._files if p.exists()]
-            for file in files:
-                yield from self._rewrite_without(sought, file)
-        # This also makes the renames of an earlier purge that failed durable.
-        with self._as_disk_error():
-            self._disk.sync_folder(self._folder)
-
-    def _rewrite_without(self, sought: SoughtKeys, file: BinaryIO) -> Iterator[None]:
-        """Replace one of the files by a copy without the letters that contain a key."""
-        scratch = self._folder / PURGED
-        with self._as_disk_error():
-            copy = FileWithHoles(scratch, self._disk)
-            try:
-                for line in file:
-                    if not sought.are_in(line):
-                        copy.append(line)
-                    yield
-                copy.finish()
-                self._replace_file(file, scratch, copy.num_bytes)
-            except OSError:
-                self._disk.unlink(scratch)
-                raise
-            finally:
-                self._disk.close(copy.fd)
-
-    def _replace_file(self, file: BinaryIO, scratch: Path, num_bytes: int) -> None:
-        """Replace a file by its copy, unless no letter was removed or the file is gone by now."""
-        status = os.fstat(file.fileno())
-        paths = [p for p in self._files if p.exists() and os.path.samestat(p.stat(), status)]
-        if not paths or num_bytes == status.st_size:
-            self._disk.unlink(scratch)
-            return
-        self._disk.replace(scratch, paths[0])
-        if paths[0] == self._current:
-            # The next letter must go to the copy, even if a call below fails.
+    def _follow_file(self) -> None:
+        """Open the current file again if a purge, perhaps of another process, has replaced it:
+        letters would be lost with the old one."""
+        is_replaced = self._fd >= 0 and not (
+            self._current.exists() and samestat(self._current.stat(), os.fstat(self._fd))
+        )
+        if is_replaced:
+            # The next letter must go to the new file, even if a call below fails.
             fd, self._fd = self._fd, -1
             self._disk.close(fd)
+        if self._fd < 0:
             self._open()
 
     def _open(self) -> None:
@@ -254,31 +212,24 @@ class LocalDeadLetters:
             raise
         self._fd = fd
 
-    @contextmanager
-    def _as_disk_error(self) -> Iterator[None]:
-        """Convert an OSError to a DiskError with an action for the operator."""
-        try:
-            yield
-        except OSError as error:
-            raise DiskError(
-                f"A dead letter in {self._folder} could not be written: {error.strerror or error}.",
-                "free space or repair the disk; ingest resumes from the last commit by itself.",
-            ) from error
-
 
 class TopicDeadLetters:
     """Dead letters as records of a topic: the raw value, with provenance in the headers."""
 
-    def __init__(self, make_producer: Callable[[], Any], topic: str) -> None:
-        """make_producer: called for the first letter, so that a start needs no broker."""
+    def __init__(
+        self, make_producer: Callable[[], Any], topic: str, local: LetterPurge | None = None
+    ) -> None:
+        """make_producer: called for the first letter, so that a start needs no broker. local:
+        purges the files of letters from before the topic was set."""
         self._make_producer = make_producer
         self._topic = topic
+        self._local = local
         self._producer: Any = None
         self._sent: list[Any] = []
 
     def purge(self, keys: Collection[Key]) -> Iterable[None]:
-        """Do nothing: records in Kafka cannot be removed one by one."""
-        return ()
+        """Remove letters from the local files: records in Kafka cannot be removed one by one."""
+        return () if self._local is None else self._local.remove(keys)
 
     def add(self, letter: DeadLetter) -> None:
         """Send a letter; if too many are in flight, wait for them first. Raises: KafkaError."""
@@ -330,6 +281,12 @@ class TopicDeadLetters:
             ) from error
 
 
+def make_purge(settings: Settings) -> LetterPurge:
+    """Make the purge of the local files; they may have letters although a topic is set now."""
+    prefixes = {prefix for source in settings.sources for prefix in source.prefixes()}
+    return LetterPurge(settings.data_dir / FOLDER, prefixes)
+
+
 def make_dead_letters(settings: Settings) -> DeadLetters:
     """Make the store of dead letters that the settings configure."""
     topic = settings.ingest.dead_letter_topic
@@ -341,6 +298,7 @@ def make_dead_letters(settings: Settings) -> DeadLetters:
             # The topic belongs to the user, who may let the broker create it.
             lambda: make_producer(settings.kafka, allow_auto_create_topics=True),
             topic,
+            make_purge(settings),
         )
     prefixes = {prefix for source in settings.sources for prefix in source.prefixes()}
     most = settings.ingest.dead_letter_max_bytes

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from streamd.ingest.dead_letters.sinks import FOLDER
+from streamd.ingest.dead_letters.purge import FOLDER
 
 TAIL_BYTES = 1 << 20
 """Bytes that are read from the end of the current file: some thousand letters."""
