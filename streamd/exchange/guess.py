@@ -1,6 +1,5 @@
 """Guesses a first mapping from a topic's records, with doubts about it."""
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +15,10 @@ from streamd.exchange.chosen_fields import (
     inside,
     with_first_elements,
 )
-from streamd.exchange.field_names import KINDS, head_of, is_technical, last_words
+from streamd.exchange.field_names import KINDS, head_of, last_words
 from streamd.exchange.field_values import (
     MAX_NAME,
     Fields,
-    Seen,
     fields_of_rows,
     no_rows,
     objects_of,
@@ -28,6 +26,7 @@ from streamd.exchange.field_values import (
 )
 from streamd.exchange.guess_changes import DeleteMark, delete_rule, find_delete_mark
 from streamd.exchange.guess_endpoints import doubts_of_endpoints, find_endpoints, source_paths
+from streamd.exchange.guess_features import MAX_CATEGORIES, find_features, missing_value
 from streamd.exchange.guess_numbers import doubts_of_commas, doubts_of_decimals
 from streamd.exchange.guess_times import (
     FORMS,
@@ -41,15 +40,6 @@ from streamd.settings.sources import steps_of
 
 MAX_WIDTH = 100
 """Maximum columns of a line of a settings file."""
-MAX_FEATURES = 8
-MAX_CATEGORIES = 12
-HASH_WIDTH = 16
-"""Maximum features and categories of a guess; width of the hash for text of unknown categories."""
-CODES = frozenset(
-    ("id", "ids", "uuid", "guid", "key", "port", "p", "zip", "version", "offset")
-    + ("xid", "lsn", "scn", "seq", "sequence", "gtid")
-)
-"""Last words in the names of numbers that measure nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,7 +181,7 @@ def _map_rows(
     found = fields.list_of(ends.dst) or fields.list_of(ends.src)
     each = found[0] if found is not None else ""
     of_ends = frozenset(taken | {*paths["src"], ends.dst})
-    features = _features_of(fields, of_ends, chosen.features, each)
+    features = find_features(fields, of_ends, chosen.features, each, doubts)
     doubts += _doubts_of_lists(fields, [p for some in paths.values() for p in some], each)
     if each:
         doubts[:] = [doubt.replace(f"{each}.0.", f"{each}.") for doubt in doubts]
@@ -270,7 +260,11 @@ def _map_kinds(path: str, groups: dict[str, list[dict[str, Any]]], now_us: int) 
         of_fields = mapped.source["fields"].get("features", {})
         for name, declared in mapped.features.items():
             if _without_missing(features.setdefault(name, declared)) != _without_missing(declared):
-                del of_fields[name]
+                left = of_fields.pop(name)
+                doubts.append(
+                    f"{path} {kind}: left out of features, because its values differ from those of "
+                    f"another kind: {left}"
+                )
         if "features" in mapped.source["fields"] and not of_fields:
             del mapped.source["fields"]["features"]
         same = next((one for one in sources if _is_same(one, mapped.source)), None)
@@ -284,7 +278,9 @@ def _map_kinds(path: str, groups: dict[str, list[dict[str, Any]]], now_us: int) 
     # Edges of a source lack the features of other sources.
     for name, declared in features.items():
         if not all(name in one["fields"].get("features", {}) for one in sources):
-            features[name] = declared | {"missing": declared.get("missing", _missing(declared))}
+            features[name] = declared | {
+                "missing": declared.get("missing", missing_value(declared))
+            }
     doubts.append(
         f"{path} names the kind of a record: each kind has a source, and all make edges of one "
         "set; declare edge sets if they mean different things"
@@ -351,75 +347,6 @@ def _time_of(
 def to_yaml(settings: dict[str, Any]) -> str:
     """Write settings as YAML, in the order of the tree."""
     return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=MAX_WIDTH)
-
-
-def _features_of(
-    fields: Fields, taken: frozenset[str], chosen: Sequence[str] | None, each: str
-) -> dict[str, tuple[str, Any]]:
-    """Choose features. Returns: path and declaration by name. chosen: their paths, None to guess
-    them. each: the list of edges, "" for none."""
-    features: dict[str, tuple[str, Any]] = {}
-    for path in fields.scalars if chosen is None else chosen:
-        at = fields.scalars[path]
-        if chosen is None and not _may_be_feature(path, at, fields, taken, len(features), each):
-            continue
-        kind = _kind_of(at)
-        if kind is None and chosen is not None:
-            kind = _kind_of_few(at)
-        if kind is None:
-            continue
-        name = re.sub(r"[^A-Za-z0-9]+", "_", inside(path, each)).strip("_") or "feature"
-        if name not in features:
-            # Elements after the first may lack the feature.
-            whole = at.count == fields.count and inside(path, each) == path
-            features[name] = (path, kind if whole else kind | {"missing": _missing(kind)})
-    return features
-
-
-def _missing(kind: dict[str, Any]) -> Any:
-    """The value of a feature that a record lacks."""
-    if "vector" in kind:
-        return [0] * kind["vector"]
-    return {"number": 0, "bool": False}.get(str(kind.get("type")), "")
-
-
-def _may_be_feature(
-    path: str, at: Seen, fields: Fields, taken: frozenset[str], have: int, each: str
-) -> bool:
-    """Whether a field may be guessed to be a feature: at least half of the records have it, and its
-    name means neither an id nor a code."""
-    if path in taken or 2 * at.count < fields.count or have == MAX_FEATURES:
-        return False
-    # Only the first element of a list was read, so it is evidence for no other one.
-    found = fields.list_of(path)
-    if is_technical(path) or (found is not None and found[0] != each):
-        return False
-    return not last_words(path) or last_words(path)[-1] not in CODES
-
-
-def _kind_of(at: Seen) -> dict[str, Any] | None:
-    """The declaration of a feature with the values at a path; None if they suit no kind."""
-    kinds = at.types.keys()
-    if kinds == {"bool"}:
-        return {"type": "bool"} if len(at.values) > 1 else None
-    if kinds == {"list"}:
-        widths = {len(v) for v in at.values}
-        return {"vector": widths.pop()} if len(widths) == 1 else None
-    # In CSV numbers are text; codes such as 007 are not numbers.
-    if at.is_number and len(at.values) > 1:
-        return {"type": "number"}
-    # Text is a category if a few values repeat often.
-    texts = sorted(v for v in at.values if isinstance(v, str) and len(v) <= MAX_NAME)
-    if kinds == {"str"} and 1 < len(at.values) <= MAX_CATEGORIES and 5 * len(texts) <= at.count:
-        return {"categories": texts}
-    return None
-
-
-def _kind_of_few(at: Seen) -> dict[str, Any]:
-    """The declaration of a chosen feature, if its values are too few to show the kind."""
-    if at.types.keys() <= {"int", "float"}:
-        return {"type": "number"}
-    return {"hash": HASH_WIDTH}
 
 
 def _doubts_of_lists(fields: Fields, paths: Iterable[str], each: str) -> list[str]:

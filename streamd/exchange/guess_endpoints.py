@@ -35,6 +35,8 @@ WEAK = 6.0
 KNOWN = frozenset(("user", "uid", "customer", "member", "login", "username"))
 ANONYMOUS = frozenset(("anonymous", "visitor", "device", "cookie", "guest", "anon", "pseudo"))
 """Words for a person who is known, and for one who is not."""
+SERIES = {"a": ("c",), "1": ("0", "3")}
+"""Words of a direction, with those that make it one of a series of columns."""
 MAX_OTHERS = 3
 """Maximum number of other fields that a doubt lists."""
 
@@ -117,7 +119,10 @@ def _directed_pair(keys: dict[str, Seen], fields: Fields) -> tuple[str, str] | N
         for src, dst in DIRECTIONS:
             if src not in words:
                 continue
-            wanted = tuple(dst if word == src else word for word in words)
+            # Numbered columns of features, as f1, f2 and f3, have no direction.
+            if any(_renamed(words, src, one) in by_words for one in SERIES.get(src, ())):
+                continue
+            wanted = _renamed(words, src, dst)
             for path in paths:
                 found += [
                     (_pair_rank(path, keys[path], src, fields) - extra, path, other)
@@ -131,6 +136,10 @@ def _directed_pair(keys: dict[str, Seen], fields: Fields) -> tuple[str, str] | N
                 found.append((_pair_rank(path, keys[path], "", fields), path, other))
     rank, src, dst = max(found, default=(0.0, "", ""))
     return (src, dst) if rank > 0 else None
+
+
+def _renamed(words: tuple[str, ...], old: str, new: str) -> tuple[str, ...]:
+    return tuple(new if word == old else word for word in words)
 
 
 def _of_words(

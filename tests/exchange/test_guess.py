@@ -345,3 +345,34 @@ def test_what_a_key_cannot_be_is_doubted():
             return row | {"at": S0 + i} | ({"item": i % 9 if i % 2 else f"{i % 9}"} if shape.get("item") == "mixed" else {})
         doubts = guess("t", rows(value), NOW_US, chosen=Chosen(dst="b" if "b" in shape else "")).doubts
         assert any(words in doubt for doubt in doubts), (words, doubts)
+
+
+def test_fields_that_become_no_features_are_named_with_the_reason():
+    surplus = {f"m{name}": 1 for name in "abcdefghij"}
+    guessed = guess("t", rows(lambda i: {"user": i % 7, "item": i % 9, "ts": (S0 + i) * 1000, "note": f"n {i}", "shop": "x", "tags": [f"t{i % 2}"], "zip": i}
+        | {name: value + i % 3 for name, value in surplus.items()} | ({"odd": i} if i % 3 == 0 else {})), NOW_US)
+    assert list(guessed.source["fields"]["features"]) == list(surplus)[:8]
+    (left,) = [doubt for doubt in guessed.doubts if doubt.startswith("left out of features: ")]
+    assert left.removeprefix("left out of features: ").split("; ") == [
+        "note (text that seldom repeats: declare text or hash)",
+        "shop (the same value in all of these records)",
+        "tags.0 (in a list of which only the first element is read)",
+        "zip (an id or a code by its name)",
+        "mi, mj (only the first 8 are guessed)",
+        "odd (in fewer than half of the records)",
+    ]
+
+
+def test_features_of_edges_in_a_list_are_judged_by_all_of_its_elements():
+    lines = [{"sku": "a", "qty": 1, "gift": False}, {"sku": "b", "qty": 2}, {"sku": "c", "qty": 3, "gift": True}]
+    guessed = guess("t", rows(lambda i: {"user": i % 7, "ts": (S0 + i) * 1000, "lines": [line | {"sku": line["sku"] + str(i % 5)} for line in lines]}), NOW_US)
+    assert guessed.source["fields"]["features"] == {"lines_qty": "lines.qty", "lines_gift": "lines.gift"}
+    features = guessed.tree["graph"]["edge_sets"]["default"]["features"]
+    assert features == {"lines_qty": {"type": "number"}, "lines_gift": {"type": "bool", "missing": False}}, "the second line has no gift"
+
+
+@pytest.mark.parametrize("names", [("f1", "f2", "f3"), ("f0", "f1", "f2"), ("va", "vb", "vc")])
+def test_numbered_columns_are_features_and_no_pair_of_endpoints(names):
+    guessed = guess("t", rows(lambda i: {name: i % (3 + n) for n, name in enumerate(names)} | {"user": i % 7, "sku": f"s{i % 9}", "ts": (S0 + i) * 1000}), NOW_US)
+    fields = guessed.source["fields"]
+    assert (fields["src"], fields["dst"], list(fields["features"])) == ("user", "sku", list(names))
