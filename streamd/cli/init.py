@@ -175,16 +175,18 @@ def _sample_of(
     record or a file. Raises: SettingsError, KafkaError if nothing may be asked."""
     from streamd.exchange.first_settings import pasted_records
 
-    if sample == "-":
-        return _parse_pasted(sys.stdin.read(), now_ms)
     settings, _ = load_settings(None, {"kafka.bootstrap_servers": broker})
+    if sample == "-":
+        return _read_stdin(settings, count, now_ms)
     name = topic if sample is None else sample
-    if sample is not None and not Path(sample).is_file():
+    if sample is not None and not Path(sample).exists():
         raise SettingsError(f"{sample} is not a file.", "check the path.")
     try:
         records = read_with_progress(settings, name, count).all
         if records:
-            return Found(records=records, words=_words(len(records), name), file=sample or "")
+            # A pipe cannot be read again, so no later command is given its name.
+            file = sample if sample and not Path(sample).is_fifo() else ""
+            return Found(records=records, words=_words(len(records), name), file=file)
         why = f"{name} is empty"
     except KafkaError as error:
         if not asks:
@@ -201,10 +203,25 @@ def _sample_of(
     return Found(records=pasted_records(text, now_ms), words="a pasted record")
 
 
-def _parse_pasted(text: str, now_ms: int) -> Found:
+def _read_stdin(settings: Settings, count: int, now_ms: int) -> Found:
+    """Read records of stdin: JSON, or a table as CSV. Raises: SettingsError."""
     from streamd.exchange.first_settings import pasted_records
 
-    records = pasted_records(text, now_ms)
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SettingsError(
+            f"stdin is not UTF-8: {error}.", "save it as UTF-8; give Parquet or Arrow as a file."
+        ) from None
+    if text.lstrip()[:1] in ("{", "["):
+        records = pasted_records(text, now_ms)
+    else:
+        with tempfile.TemporaryDirectory(prefix="streamd-init-") as folder:
+            path = Path(folder) / "stdin.csv"
+            path.write_text(text, encoding="utf-8", newline="")
+            records = read_with_progress(settings, str(path), count).all
+    if not records:
+        raise SettingsError("stdin has no records.", "check the command before the pipe.")
     return Found(records=records, words=_words(len(records), "stdin"))
 
 

@@ -53,10 +53,14 @@ def sources_check(
 ) -> None:
     """Show the events that records become. Exit status 1 if one is refused, if no record has a
     field that the source names, or if all times look like another unit."""
+    from pathlib import Path
+
     from streamd.clock import SystemClock
-    from streamd.exchange.sample import judge
+    from streamd.exchange.sample import check_is_read, judge
 
     settings = settings_of(config, None)
+    if not source and not Path(name).exists():
+        check_is_read(settings, name)
     sample = read_with_progress(settings, name, records, source)
     verdict = judge(settings, sample, SystemClock())
 

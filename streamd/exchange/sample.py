@@ -264,17 +264,42 @@ def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
         num_skipped += len({r.offset for r in records} - {j.offset for j in told})
         judged += sorted(told, key=lambda j: (j.offset, j.index))
     found = None if settings.ingest.accept_first_times else decoder.other_unit
+    refused = Counter(j.what for j in judged if not j.event)
+    unmapped = _unmapped(settings, sample.topic) if refused else []
     return Verdict(
         judged,
         num_skipped,
         Counter(j.what for j in judged if j.event),
-        Counter(j.what for j in judged if not j.event),
+        refused,
         decoder.rounded,
         _find_absent_paths(settings, sample),
         _odd_keys(blocks, decoder.keys.keys, schema, prefixes),
-        _doubts_of_ends(blocks, decoder.keys.keys, prefixes),
+        [*unmapped, *_doubts_of_ends(blocks, decoder.keys.keys, prefixes)],
         "" if found is None else f"{found.words}; {found.action}",
     )
+
+
+def check_is_read(settings: Settings, topic: str) -> None:
+    """Check that ingest would read a topic. Raises: SettingsError."""
+    topics = settings.kafka.topics
+    if topic not in topics:
+        near = nearest_of(topic, topics)
+        raise SettingsError(
+            f"{topic} is neither a file nor a topic that the settings read{near}.",
+            f"check its name, or give it a source; `streamd sources guess {topic}` proposes one.",
+        )
+
+
+def _unmapped(settings: Settings, topic: str) -> list[str]:
+    """A sentence on records that no source maps, if other topics have sources."""
+    topics = by_topic(settings.sources)
+    if not topics or topic in topics:
+        return []
+    which = f"topic {topic}" if topic else "this file"
+    return [
+        f"{which} has no source, so its records were read as streamd's own events; there are "
+        f"sources of {', '.join(topics)}"
+    ]
 
 
 def _prefixes(settings: Settings, topic: str) -> set[str]:

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -105,7 +106,7 @@ def test_a_topic_is_read_where_the_broker_is_there(tmp_path):
 def test_a_broker_that_is_away_is_one_sentence_without_the_clients_lines(tmp_path):
     for command in ("guess", "check"):
         clean = {k: v for k, v in os.environ.items() if not k.startswith("STREAMD_")} | {"STREAMD_KAFKA__BOOTSTRAP_SERVERS": AWAY}
-        done = subprocess.run([*PYTHON, "-m", "streamd", "sources", command, "clicks"], env=clean, capture_output=True, text=True, check=False)
+        done = subprocess.run([*PYTHON, "-m", "streamd", "sources", command, "events"], env=clean, capture_output=True, text=True, check=False)
         assert done.returncode == 2 and done.stderr.startswith(f"streamd: No broker answers at {AWAY}: connection refused") and done.stderr.count("\n") == 1, done.stderr
 
 
@@ -127,6 +128,31 @@ def test_a_sample_comes_through_a_pipe(tmp_path):
     lines = "".join(json.dumps(RECORD | {"user_id": n}) + "\n" for n in range(3))
     done = invoke(tmp_path, "--topic", "clicks", "--sample", "-", stdin=lines)
     assert done.exit_code == 0 and "3 records: 3 edges" in done.output
+
+
+TABLE = "user,item,at\n" + "".join(f"u{n % 7},i{n % 6},{1790000000 + n}\n" for n in range(20))
+
+
+@pytest.mark.parametrize(("stdin", "says"), [(TABLE, "20 records: 20 edges"), (TABLE.replace(",", ";"), "20 records: 20 edges"), ("user,item,at\n", ""), ("", ""), (b"PAR1\x9a", "")])
+def test_a_table_comes_through_a_pipe(tmp_path, stdin, says):
+    done = invoke(tmp_path, "--topic", "shop", "--sample", "-", stdin=stdin)
+    if not says:
+        assert ("stdin is not UTF-8" if stdin == b"PAR1\x9a" else "stdin has no records") in str(done.exception) and list(tmp_path.iterdir()) == []
+        return
+    assert done.exit_code == 0 and says in done.output and "streamd backtest" not in done.output, done.output
+
+
+@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="has no /dev/fd")
+def test_a_table_comes_from_another_command(tmp_path):
+    # A shell's <(..) is such a path.
+    read, write = os.pipe()
+    os.write(write, TABLE.encode())
+    os.close(write)
+    try:
+        done = invoke(tmp_path, "--topic", "shop", "--sample", f"/dev/fd/{read}")
+    finally:
+        os.close(read)
+    assert done.exit_code == 0 and "20 records: 20 edges" in done.output and "streamd backtest" not in done.output, done.output
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t", "|"])

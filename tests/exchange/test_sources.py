@@ -154,6 +154,18 @@ def test_check_reads_our_own_events_too(tmp_path):
     assert "2 records: 1 edge; 0 skipped; 1 refused (missing_field 1)" in done.output
 
 
+def test_check_of_a_topic_that_is_not_read_names_those_that_are(config, clicks):
+    said = str(invoke("sources", "check", "click", "--config", config).exception)
+    assert "click is neither a file nor a topic that the settings read; there are clicks; did you mean 'clicks'" in said and "`streamd sources guess click` proposes one" in said
+
+
+def test_check_of_records_without_a_source_says_so_once(config, clicks):
+    config.write_text(config.read_text() + "  - {topic: buys, time: us, fields: {src: u, dst: v, time: t, features: {seconds: s, how: h}}}\n")
+    done = invoke("sources", "check", clicks, "--config", config)
+    assert done.exit_code == 1 and done.output.count("no source") == 1
+    assert "this file has no source, so its records were read as streamd's own events; there are sources of clicks, buys" in done.output
+
+
 def test_what_comes_from_outside_cannot_spoil_the_terminal(config, tmp_path):
     (tmp_path / "t.ndjson").write_text(json.dumps(click(item={"id": "\x1b[2J"})) + "\n" + json.dumps({"\x1b[2J": 1, "id\x1b": "\x1b"}) + "\n")
     for command in ("check", "guess"):
