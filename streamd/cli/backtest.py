@@ -191,19 +191,31 @@ def _keep(
     each combination.
     """
     from streamd.evaluation.mlflow.backtest_run import log_backtest
-    from streamd.evaluation.report.past import FOLDER, keep_report
+    from streamd.evaluation.report.past import FOLDER
 
-    if runs is not None or settings.data_dir.exists():
-        folder = runs or settings.data_dir / FOLDER
-        try:
-            keep_report(folder, report, datetime.now(UTC))
-        except OSError as error:
-            err.print(f"not kept in {folder}: {error}", markup=False, soft_wrap=True)
+    folder = runs or settings.data_dir / FOLDER
+    if runs is None and not settings.data_dir.exists():
+        why = f"{settings.data_dir} does not exist; give --runs a folder to compare backtests"
+    else:
+        why = _error_of_keeping(folder, report)
+    if why:
+        err.print(f"not kept in {folder}: {why}", markup=False, soft_wrap=True)
     if settings.mlflow.tracking_uri:
         try:
             log_backtest(settings, report, grid)
         except TrackingError as error:
             err.print(f"not logged: {error}", markup=False, soft_wrap=True)
+
+
+def _error_of_keeping(folder: Path, report: "Report") -> str:
+    """Store a report in a folder. Returns: the error's text, "" for none."""
+    from streamd.evaluation.report.past import keep_report
+
+    try:
+        keep_report(folder, report, datetime.now(UTC))
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def _print_past(folder: Path) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from rich.table import Table
 
@@ -14,6 +15,7 @@ from streamd.errors import SettingsError, StreamdError
 from streamd.eventlog.reader import LogReader
 from streamd.exchange.importing import import_file
 from streamd.exchange.tables import Columns
+from streamd.graph.facts.groups import duration
 from streamd.number_texts import count_noun
 from streamd.settings.loading import Settings
 from streamd.tensors import unpack
@@ -24,10 +26,6 @@ if TYPE_CHECKING:
     from streamd.evaluation.grid import Combination
     from streamd.evaluation.report.content import Asked, Report
 
-NOTHING_SCORED = (
-    "No window could be scored: there are too few events, or --initial leaves none.",
-    "give more events, or a smaller --initial or windows.width_seconds.",
-)
 """Message and operator action of a backtest that scored no window."""
 
 
@@ -101,7 +99,7 @@ def backtest_file(
         learning = LearningSettings.of(settings, choose_device(settings.device))
         result = backtest(learning, log, plan, progress)
         if result is None:
-            raise _error_without_scores(log)
+            raise _error_without_scores(log, settings.windows.width_seconds)
 
     # Make the tables and the verdict for the terminal.
     caption = (
@@ -146,15 +144,15 @@ def backtest_grid(
     with _log_of(settings, file, columns, progress) as (log, times):
         result = run_grid(runs, log, plan, progress)
         if result is None:
-            raise _error_without_scores(log)
+            raise _error_without_scores(log, settings.windows.width_seconds)
     title = f"streamd backtest of {file or settings.data_dir}"
     caption = f"live, on the same {len(result.runs[0].windows):,} windows{times}"
     shown: list[Table | str] = [_table(COLUMNS, result.table(), title, caption), result.advice()]
     return shown, grid_report_of(result, title, asked or Asked())
 
 
-def _error_without_scores(log: LogReader) -> StreamdError:
-    """Make the error of a backtest that scored no event."""
+def _error_without_scores(log: LogReader, width_seconds: float) -> StreamdError:
+    """Make the error of a backtest that scored no event. width_seconds: of a window."""
     from streamd.evaluation.backtest import has_one_destination
 
     if has_one_destination(log):
@@ -162,7 +160,17 @@ def _error_without_scores(log: LogReader) -> StreamdError:
             f"No window could be scored: {ONE_DESTINATION}.",
             "check which column is the destination, or give events with several.",
         )
-    return StreamdError(*NOTHING_SCORED)
+    count = log.num_edges - log.first_edge
+    if not count:
+        return StreamdError("No window could be scored: there are no events.", "give some.")
+    first_us, last_us = log.time_of(np.array([log.first_edge, log.num_edges - 1])).tolist()
+    span = duration((last_us - first_us) / 1e6)
+    return StreamdError(
+        f"No window could be scored: the {count_noun(count, 'event')} span {span}, and a window "
+        f"has {duration(width_seconds)}; those of --initial are not scored.",
+        "give more events, or a smaller windows.width_seconds or --initial; check the unit of the "
+        "times if the span is wrong.",
+    )
 
 
 @contextmanager

@@ -114,3 +114,13 @@ def test_runs_of_one_second_are_listed_in_their_order(tmp_path):
     for at in range(9):
         keep_report(tmp_path, report(**{"training.epochs": str(at)}), DAY.replace(microsecond=at))
     assert [run.settings["training.epochs"] for run in past_runs(tmp_path)] == list("012345678")
+
+
+def test_a_backtest_of_a_file_without_a_data_dir_says_that_it_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text("src,dst,time\n" + "".join(f"u{n % 7},i{n % 5},{n * 300}\n" for n in range(1000)))
+    env = as_environment(settings(Path("log"), model__name="pair", stream__time_unit="s")) | {"COLUMNS": "300"}
+    done = CliRunner().invoke(app, ["backtest", "t.csv"], env=env)
+    assert done.exit_code == 0 and "not kept in log/backtests: log does not exist; give --runs a folder to compare backtests" in done.output, done.output
+    listed = CliRunner().invoke(app, ["backtest", "--list"], env=env)
+    assert "log/backtests holds no past backtest" in str(listed.exception) and "kept only if data_dir exists" in str(listed.exception)

@@ -98,7 +98,9 @@ def past_runs(folder: Path) -> list[PastRun]:
             logger.warning("backtest_skipped", file=str(path), error=repr(error))
     if not runs:
         raise SettingsError(
-            f"{folder} holds no past backtest.", "run `streamd backtest`, or set --runs."
+            f"{folder} holds no past backtest.",
+            "run `streamd backtest` with the same --runs or data_dir: without --runs a backtest is "
+            "kept only if data_dir exists.",
         )
     return runs
 
