@@ -22,7 +22,7 @@ from streamd.ingest.dead_letters.sinks import DeadLetters
 from streamd.ingest.dead_letters.writer import LetterWriter
 from streamd.ingest.event_log import Log
 from streamd.ingest.first_times import FirstTimes
-from streamd.ingest.kafka.broker_wait import BrokerWait
+from streamd.ingest.kafka.broker_wait import MISSING_STATE, BrokerWait
 from streamd.ingest.kafka.consumer import KafkaSource, OffsetsLost
 from streamd.ingest.kafka.lag import report_lag, unread
 from streamd.ingest.kafka.offset_commits import PublishedOffsets
@@ -94,7 +94,7 @@ class IngestLoop:
         self._paused: list[int] = []
         self._held: Mapping[int, Sequence[Any]] = {}
         self._assignment: Assignment | None = None
-        self._waiting = BrokerWait(settings.kafka.bootstrap_servers, clock)
+        self._waiting = BrokerWait(settings.kafka, clock)
         self._offsets = PublishedOffsets(log_writer)
         if log_writer.newest_us is not None:
             self._report_log()
@@ -133,7 +133,7 @@ class IngestLoop:
             self._beat.touch("connecting", **why)
             try:
                 source = source or KafkaSource(self._settings.kafka, self._settings.ingest)
-                why = self._waiting.for_topics(source.discover())
+                why = self._waiting.for_topics(source.discover(), self._log.progress.positions)
                 if not why:
                     return source
             except KafkaError as error:
@@ -153,7 +153,7 @@ class IngestLoop:
         self._assignment = None
         while not stop.is_set():
             try:
-                why = self._waiting.for_topics(source.discover())
+                why = self._waiting.for_topics(source.discover(), self._log.progress.positions)
                 if not why:
                     return
             except KafkaError as error:
@@ -485,7 +485,7 @@ class IngestLoop:
 
     def _report(self, source: KafkaSource) -> None:
         """Set the lag metrics, do some housekeeping, and touch the heartbeat."""
-        self._waiting.note_answer()
+        self._waiting.look(source, self._log.progress.positions)
         report_lag(source, self._current.merger, self._clock, self._current.stamps_ms)
         self._housekeep()
         self._touch_heartbeat(source)
@@ -494,5 +494,6 @@ class IngestLoop:
         """Touch the heartbeat, with the state of the log and the records not yet read."""
         read = {"edges": self._log.num_edges, "watermark": self._log.watermark}
         state = {**read, **unread(source, self._current.merger, self._clock)}
-        refused = self._letters.summary()
-        self._beat.touch(self._doing, **state, **refused, clamped=int(metrics.clamped_total()))
+        missing = self._waiting.missing
+        more = {**missing, **self._letters.summary(), "clamped": int(metrics.clamped_total())}
+        self._beat.touch(MISSING_STATE if missing else self._doing, **state, **more)

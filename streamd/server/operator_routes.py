@@ -60,7 +60,9 @@ async def readyz(state: State) -> JSONResponse:
     """Whether the server can answer requests now."""
     ready, why = state.ready()
     refused = {f"{role}_refused": error for role, error in state.refusals().items()}
-    content = {"ready": ready, "why": why, **state.rebuild(), **refused}
+    # Answers continue without new events, so these do not make the server unready.
+    events = state.kafka_troubles() | refused
+    content = {"ready": ready, "why": why, **state.rebuild(), **events}
     return JSONResponse(content, 200 if ready else 503)
 
 

@@ -20,6 +20,7 @@ from streamd.server.engine.set_names import Sets
 from streamd.server.http.event_forwarding import Forwarder
 from streamd.server.moves import Moves
 from streamd.server.page.status import PageSettings, StatusPage
+from streamd.server.page.troubles import find_kafka_troubles
 from streamd.server.v1.filters import Filters
 from streamd.server.v1.new_sources import NewSources
 from streamd.server.v1.trial_answers import TrialAnswers
@@ -30,7 +31,7 @@ from streamd.settings.loading import Settings, schema_of, with_schema
 from streamd.settings.paths import roles_here
 from streamd.telemetry import metrics
 from streamd.telemetry.api_keys import ApiKeys, key_of
-from streamd.telemetry.heartbeat import STALLED_SECONDS, Heartbeat, held_times, refusals
+from streamd.telemetry.heartbeat import STALLED_SECONDS, Heartbeat, held_times, read_beat, refusals
 from streamd.trials.impression_sender import ImpressionSender
 
 YEAR_US = 366 * 86_400_000_000
@@ -162,6 +163,15 @@ class ServerState:
         for role in self._other_roles:
             metrics.role_refused.labels(role).set(role in refused)
         return refused
+
+    def kafka_troubles(self) -> dict[str, str]:
+        """The reason why ingest of this machine reads nothing from Kafka; empty if it reads."""
+        beat = read_beat(self.settings.data_dir, "ingest")
+        if beat is None or not beat.alive:
+            return {}
+        servers = self.settings.kafka.bootstrap_servers
+        bad = [one.text for one in find_kafka_troubles(servers, beat) if one.is_bad]
+        return {"kafka": "; ".join(bad)} if bad else {}
 
     def refresh_metrics(self) -> None:
         """Set the metrics that are computed at a scrape."""

@@ -28,6 +28,9 @@ class LastingFailures:
         self._logged_at[kind] = now
         return True
 
-    def over(self) -> None:
-        """Record a success: the next failure is a new one."""
-        self._logged_at.clear()
+    def over(self, kind: str | None = None) -> None:
+        """Record a success: the next failure is a new one. kind: None for all kinds."""
+        if kind is None:
+            self._logged_at.clear()
+        else:
+            self._logged_at.pop(kind, None)

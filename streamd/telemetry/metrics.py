@@ -105,6 +105,12 @@ silent_partitions = Counter(
     ["topic", "partition"],
     registry=INGEST,
 )
+topic_missing = Gauge(
+    "streamd_topic_missing",
+    "1 while Kafka does not have the topic, else 0",
+    ["topic"],
+    registry=INGEST,
+)
 clock_behind = Gauge(
     "streamd_clock_behind_log_seconds",
     "Lead of the log's newest event over the wall clock while ingest waits for the clock, else 0",

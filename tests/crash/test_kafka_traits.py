@@ -56,6 +56,22 @@ def test_told_to_continue_ingest_passes_over_what_kafka_lost_and_notes_the_gap(d
     assert daemon.stop() == 0
 
 
+def test_a_topic_deleted_under_a_daemon_is_named_by_the_server_until_it_exists_again(daemon_on, kafka, topic, producer, admin):
+    produce(producer, topic, rows_of(40))
+    daemon = daemon_on(kafka.bootstrap_servers, topic, ingest__on_data_loss="continue").start()
+    wait(lambda: daemon.seen() == 40, "the server has the events", 120)
+    admin.delete_topics([topic])
+    wait(lambda: f"has no topic {topic} (deleted?)" in daemon.get("/readyz").get("kafka", ""), "readiness names it")
+    assert daemon.get("/readyz")["ready"], "answers continue"
+    [trouble] = [one for one in daemon.get("/status.json")["troubles"] if one["is_bad"]]
+    assert f"Kafka {kafka.bootstrap_servers} has no topic {topic} (deleted?)" in trouble["text"] and "--create" in trouble["detail"]
+    kafka.create_topic(topic, 4)
+    produce(producer, topic, rows_of(30, seed=3))
+    wait(lambda: daemon.seen() == 70, "the new topic is read from its beginning", 40)
+    assert "kafka" not in daemon.get("/readyz")
+    assert daemon.stop() == 0 and "topic_exists_again" in daemon.output()
+
+
 def test_partitions_added_while_running_are_found_and_nothing_is_taken_twice(daemon_on, kafka, topic, producer, admin):
     produce(producer, topic, rows_of(300))
     daemon = daemon_on(kafka.bootstrap_servers, topic).start("ingest")

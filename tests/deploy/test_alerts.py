@@ -62,6 +62,8 @@ CASES = {
                               {'train streamd_windows_total{outcome="learned"}': "0+1x9"}, TRAIN | {"outcome": "left_out"}),
     "StreamdClockWrong": ("1m", 5, {"ingest streamd_clock_behind_log_seconds": "3600x9"}, {}, {},
                           "Ingest's clock is 1h 0m 0s behind the newest event; it reads nothing until the clock is right."),
+    "StreamdTopicMissing": ("1m", 5, {'ingest streamd_topic_missing{topic="events"}': "0 1x9"}, {'ingest streamd_topic_missing{topic="events"}': "0 1 0 1 0x9"},
+                            {"topic": "events"}, "Kafka has no topic events; ingest reads nothing of it."),
     "StreamdFirstTimesHeld": ("1m", 5, {"ingest streamd_first_times_held": "1x9"}, {}, {}),
     "StreamdSchemaRegistryAway": ("1m", 8, {"ingest streamd_schema_registry_away": "0 1x9"}, {"ingest streamd_schema_registry_away": "0 1 0 1 0x9"}, {},
                                   "Ingest waits for the schema registry and reads nothing."),

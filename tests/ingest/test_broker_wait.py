@@ -7,11 +7,22 @@ from structlog.testing import capture_logs
 
 from streamd.errors import KafkaError, SilentBrokerError
 from streamd.ingest.kafka.broker_wait import BrokerWait
+from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import read_beat
-from tests.builders import ManualClock
+from tests.builders import ManualClock, settings
 from tests.ingest.world import World
 
 SILENT = SilentBrokerError("No broker answers at kafka:9092: timed out.", "check it.")
+
+
+def edge(src, dst, time_us):
+    return {"src": src, "dst": dst, "time": time_us}
+
+
+def value_of(gauge, topic):
+    """The value of a metric for a topic. Raises: KeyError if it has none."""
+    rows = {sample.labels["topic"]: sample.value for metric in gauge.collect() for sample in metric.samples}
+    return rows[topic]
 
 
 def newest_beat(path, condition):
@@ -22,9 +33,9 @@ def newest_beat(path, condition):
     return beat
 
 
-def test_it_knows_since_when_no_broker_could_be_used_and_logs_that_seldom():
+def test_it_knows_since_when_no_broker_could_be_used_and_logs_that_seldom(tmp_path):
     clock = ManualClock()
-    waiting = BrokerWait("kafka:9092", clock)
+    waiting = BrokerWait(settings(tmp_path, kafka__bootstrap_servers="kafka:9092").kafka, clock)
     with capture_logs() as said:
         for seconds in (10, 30):
             clock.advance(10 if seconds == 10 else 20)
@@ -32,21 +43,71 @@ def test_it_knows_since_when_no_broker_could_be_used_and_logs_that_seldom():
             assert fields == {"why": str(SILENT), "answers": False, "unanswered_seconds": seconds}
     assert [line["event"] for line in said] == ["broker_unavailable"]
     assert waiting.for_broker(KafkaError("The broker takes no user x.", "set it."))["answers"] is True
-    waiting.over()
+    clock.advance(5)
+    with capture_logs() as said:
+        waiting.over()
+    assert [(line["event"], line["away_seconds"]) for line in said] == [("broker_answers_again", 35)]
     clock.advance(3)
     with capture_logs() as said:
         assert waiting.for_broker(SILENT)["unanswered_seconds"] == 3
     assert [line["event"] for line in said] == ["broker_unavailable"], "a failure after a success is a new one"
 
 
-def test_a_broker_without_the_topic_answers():
+def test_a_broker_without_the_topic_answers(tmp_path):
     clock = ManualClock()
-    waiting = BrokerWait("kafka:9092", clock)
+    waiting = BrokerWait(settings(tmp_path, kafka__bootstrap_servers="kafka:9092", kafka__topics=("events", "labels")).kafka, clock)
     clock.advance(60)
     fields = waiting.for_topics(["events", "labels"])
     assert fields["missing_topics"] == ["events", "labels"] and "--topic events" in fields["why"]
+    assert (fields["missing_seconds"], fields["was_read"]) == (0, False)
     assert waiting.for_broker(SILENT)["unanswered_seconds"] == 0
-    assert waiting.for_topics([]) == {}
+    clock.advance(40)
+    fields = waiting.for_topics(["labels"], {"labels"})
+    assert (fields["missing_seconds"], fields["was_read"]) == (40, True) and "no longer exists" in fields["why"]
+    with capture_logs() as said:
+        assert waiting.for_topics([]) == {}
+    assert [(line["event"], line["topic"], line["missing_seconds"]) for line in said] == [("topic_exists_again", "labels", 40)]
+
+
+def test_a_topic_deleted_while_others_are_read_is_reported_and_its_lag_is_unknown(tmp_path):
+    world = World(tmp_path, 2, topics=("events", "trips"), kafka__topics=("events", "trips"))
+    for p in (0, 1):
+        world.send(p, edge(f"u{p}", "a", 1 + p))
+    world.run(3)
+    assert newest_beat(tmp_path, lambda beat: beat.state == "running").detail["behind"] == {}
+    world.source.missing_topics = ("events",)
+    with capture_logs() as said:
+        world.send(1, edge("u2", "a", 3))
+        world.run(5)
+    beat = newest_beat(tmp_path, lambda beat: beat.detail.get("missing_seconds", 0) > 2)
+    assert beat.state == "topic missing" and beat.detail["missing_topics"] == ["events"] and beat.detail["was_read"]
+    assert "behind" not in beat.detail, "records of the topic may be lost"
+    assert len(world.events()) == 3, "the other topic is read"
+    assert [line["event"] for line in said if line["log_level"] == "warning"] == ["waiting_for_topic"]
+    with pytest.raises(KeyError):
+        value_of(metrics.lag, "events")
+    assert value_of(metrics.lag, "trips") == 0 and value_of(metrics.topic_missing, "events") == 1
+
+    # It is back, and the heartbeat is as before.
+    world.source.missing_topics = ()
+    world.run(3)
+    assert "missing_topics" not in newest_beat(tmp_path, lambda beat: beat.state == "running").detail
+    assert value_of(metrics.topic_missing, "events") == 0 == value_of(metrics.lag, "events")
+    world.kill()
+
+
+def test_a_broker_that_is_silent_while_ingest_reads_is_logged_with_the_time_until_it_answers(tmp_path):
+    world = World(tmp_path).step()
+    answered = world.clock.monotonic()
+    with capture_logs() as said:
+        world.source.answers = False
+        world.run(30)
+        world.source.answers = True
+        world.run(3)
+    away = [line for line in said if line["event"] in ("broker_unavailable", "broker_answers_again")]
+    assert [line["event"] for line in away] == ["broker_unavailable", "broker_answers_again"]
+    assert abs(away[1]["away_seconds"] - (world.clock.monotonic() - 3 - answered)) <= 3
+    world.kill()
 
 
 def test_the_heartbeat_of_a_loop_whose_broker_went_away_says_for_how_long(tmp_path, monkeypatch):

@@ -14,9 +14,12 @@ COMMITTED = [Position(10), Position(18, 3, (Run((19, 0), (19, 0)),)), Position(-
 
 def test_partitions_with_records_that_are_not_committed_are_named_with_their_ends():
     source = SimpleNamespace(
-        partitions=[TopicPartition(*tp) for tp in ENDS], end=list(ENDS.values()).__getitem__, answered_at=40.0, has_asked=True)
+        partitions=[TopicPartition(*tp) for tp in ENDS], end=list(ENDS.values()).__getitem__, answered_at=40.0, has_asked=True,
+        missing_topics=())
     merger = SimpleNamespace(position=COMMITTED.__getitem__)
     told = unread(source, merger, SimpleNamespace(monotonic=lambda: 47.5))
     assert told == {"lag": 8, "behind": {"a": {7: 20}, "b.c": {0: 5}}, "broker_age_seconds": 7.5, "broker_asked": True}
+    source.missing_topics = ("a",)
+    assert "behind" not in unread(source, merger, SimpleNamespace(monotonic=lambda: 47.5)), "what is lost with a topic is unknown"
     source.answered_at = 48.0
     assert unread(source, merger, SimpleNamespace(monotonic=lambda: 47.5))["broker_age_seconds"] == 0

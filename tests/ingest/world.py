@@ -23,7 +23,7 @@ class FakeSource:
     stable: last stable offset of a partition, its end where absent. mute: partitions that send nothing.
     """
 
-    has_changed = False
+    has_changed, missing_topics = False, ()
 
     def __init__(self, clock, parts, topics=()):
         self.clock, self.parts = clock, parts

@@ -117,6 +117,11 @@ class KafkaSource:
         """Whether partitions were added or a topic was created again since `discover`."""
         return self._watch is not None and self._watch.changed.is_set()
 
+    @property
+    def missing_topics(self) -> tuple[str, ...]:
+        """The topics that are gone since `discover`; the others are still read."""
+        return self._watch.missing if self._watch is not None else ()
+
     def begin(self, stored: Progress) -> tuple[list[Position], list[Gap]]:
         """Seek every partition to its stored position or, without one, to the offset of
         `ingest.start`.
@@ -381,8 +386,10 @@ class KafkaSource:
     def confirm_all_read(self) -> bool:
         """Ask the broker whether every partition is read to its end.
 
-        Returns: False also if it does not answer.
+        Returns: False also if it does not answer, or lacks a topic.
         """
+        if self.missing_topics:
+            return False
         try:
             end = self._consumer.end_offsets(self.partitions, ANSWER_MS)
         except ClientError as error:

@@ -14,7 +14,8 @@ def unread(source: KafkaSource, merger: Merger, clock: Clock) -> dict[str, Any]:
 
     lag: number of offsets. behind: topic -> partition -> end offset, of partitions with such
     records; once the log has passed these ends, the server knows that it has all records of this
-    moment. broker_age_seconds: time since the broker last answered: the ends are that old.
+    moment; it is left out while a topic is missing, since records of that may be lost.
+    broker_age_seconds: time since the broker last answered: the ends are that old.
     broker_asked: whether the watch has had its first answer or failure.
     """
     lag = 0
@@ -28,16 +29,23 @@ def unread(source: KafkaSource, merger: Merger, clock: Clock) -> dict[str, Any]:
     age = max(0.0, clock.monotonic() - source.answered_at)
     return {
         "lag": lag,
-        "behind": behind,
+        **({} if source.missing_topics else {"behind": behind}),
         "broker_age_seconds": age,
         "broker_asked": source.has_asked,
     }
 
 
 def report_lag(source: KafkaSource, merger: Merger, clock: Clock, stamps_ms: Sequence[int]) -> None:
-    """Set the lag metrics of each partition. stamps_ms: timestamp of the newest record read, 0 for
-    none."""
+    """Set the lag metrics of each partition whose topic exists.
+
+    stamps_ms: timestamp of the newest record read, 0 for none.
+    """
     for number, tp in enumerate(source.partitions):
+        # The lag in a topic that was deleted is unknown.
+        if tp.topic in source.missing_topics:
+            for gauge in (metrics.lag, metrics.lag_seconds):
+                gauge.remove(tp.topic, str(tp.partition))
+            continue
         lag = max(0, source.end(number) - merger.position(number).offset)
         metrics.lag.labels(tp.topic, str(tp.partition)).set(lag)
         behind = (

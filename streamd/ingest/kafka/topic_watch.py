@@ -60,8 +60,15 @@ def describe(admin: KafkaAdminClient, names: tuple[str, ...]) -> Topics:
     )
 
 
-def missing_topic(name: str, bootstrap_servers: str) -> str:
-    """The message about a missing topic, with a command that creates it."""
+def missing_topic(name: str, bootstrap_servers: str, was_read: bool = False) -> str:
+    """The message about a missing topic, with a command that creates it. was_read: whether the log
+    has records of it."""
+    if was_read:
+        return (
+            f"topic {name!r} no longer exists on {bootstrap_servers}, or this user may not see it "
+            "any more: restore it; if it was deleted, its unread records are lost: "
+            f"{creation(name, bootstrap_servers)}, and set ingest.on_data_loss: continue"
+        )
     return (
         f"topic {name!r} does not exist on {bootstrap_servers}, "
         f"or this user may not see it: {creation(name, bootstrap_servers)}"
@@ -93,6 +100,8 @@ class BrokerWatch:
         """Monotonic seconds of the broker's last answer; the first is the one with `known`."""
         self.has_asked = False
         """Whether a round has ended, well or not."""
+        self.missing: tuple[str, ...] = ()
+        """Topics that the broker's last answer did not have."""
         self._stop = threading.Event()
         self.changed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="broker-watch", daemon=True)
@@ -122,8 +131,11 @@ class BrokerWatch:
                     published = offsets
                 # The last round only publishes: a change would have no effect.
                 now = None if stopping else describe(self._admin, self._kafka.topics)
-                if now is not None and not now.missing and now != self._known:
-                    self.changed.set()
+                if now is not None:
+                    # The partitions of the other topics are still read.
+                    self.missing = now.missing
+                    if not now.missing and now != self._known:
+                        self.changed.set()
                 self._well = True
                 num_failed = 0
                 self.answered_at = time.monotonic()

@@ -97,7 +97,8 @@ def _of_roles(facts: MachineFacts) -> Iterator[Trouble]:
         silent = max(0.0, facts.now - beat.heartbeat_ns / 1e9)
         doing = f"its last state was: {beat.state}"
         if beat.state == REFUSED_STATE:
-            yield Trouble(text=f"{name} refused its data: {beat.detail.get('why', 'see its log')}")
+            why = beat.detail.get("why", "see its log")
+            yield Trouble(text=f"{name} refused its data {span(beat.age_seconds)} ago: {why}")
         elif not beat.exists:
             yield Trouble(text=f"{name} ended {span(silent)} ago and is not back", detail=doing)
         elif silent >= UNSEEN_SECONDS:
@@ -114,12 +115,14 @@ def _of_reading(facts: MachineFacts) -> Iterator[Trouble]:
     """Reasons for which no events arrive although the roles that read them are alive."""
     ingest, follow = facts.beats.get("ingest"), facts.beats.get("follow")
     if ingest is not None and ingest.alive:
-        yield from _of_ingest(facts.broker, ingest)
+        yield from find_kafka_troubles(facts.broker, ingest)
+        yield from _of_ingest(ingest)
     if follow is not None and follow.alive and follow.state.startswith("waiting for"):
         yield Trouble(text=f"follow is {follow.state}: {follow.detail.get('why', 'see its log')}")
 
 
-def _of_ingest(broker: str, beat: Beat) -> Iterator[Trouble]:
+def find_kafka_troubles(broker: str, beat: Beat) -> Iterator[Trouble]:
+    """Find the trouble with Kafka, if there is one. broker: its addresses. beat: of ingest."""
     detail = beat.detail
     why = str(detail.get("why", ""))
     # Until ingest has asked the broker once since its start, the broker's silence is no trouble.
@@ -130,7 +133,11 @@ def _of_ingest(broker: str, beat: Beat) -> Iterator[Trouble]:
     # A broker that answers gives a reason; an unreachable one only has the time since its last
     # answer.
     if topics := detail.get("missing_topics"):
-        yield Trouble(text=f"Kafka {broker} has no topic {', '.join(topics)}", detail=why)
+        text = f"Kafka {broker} has no topic {', '.join(topics)}"
+        if detail.get("was_read"):
+            text += " (deleted?)"
+        missing = detail.get("missing_seconds", 0.0) + beat.age_seconds
+        yield Trouble(text=f"{text}, for {span(missing)}", detail=why)
     elif detail.get("answers"):
         yield Trouble(text=f"Kafka {broker} does not serve ingest: {why}")
     elif why and "unanswered_seconds" in detail or away > ANSWERS_SECONDS:
@@ -138,11 +145,16 @@ def _of_ingest(broker: str, beat: Beat) -> Iterator[Trouble]:
         text = f"Kafka {broker} has not answered for {span(away)}"
         yield Trouble(text=f"{text}: {AWAY}" if late else text, is_bad=late, detail=why)
 
-    # Reasons within ingest itself.
+
+def _of_ingest(beat: Beat) -> Iterator[Trouble]:
+    """Reasons within ingest itself."""
+    detail = beat.detail
     if beat.state == HELD_STATE:
         yield Trouble(text=f"ingest holds the first commit: {detail.get('held', 'see its log')}")
     elif beat.state in WAITS:
-        yield Trouble(text=f"ingest is {beat.state}", is_bad=False, detail=why)
+        yield Trouble(
+            text=f"ingest is {beat.state}", is_bad=False, detail=str(detail.get("why", ""))
+        )
     if detail.get("cannot_lead") and not detail.get("leading"):
         yield Trouble(text=f"this machine cannot lead: {detail['cannot_lead']}", is_bad=False)
 
