@@ -120,9 +120,9 @@ def _directed_pair(keys: dict[str, Seen], fields: Fields) -> tuple[str, str] | N
             if src not in words:
                 continue
             # Numbered columns of features, as f1, f2 and f3, have no direction.
-            if any(_renamed(words, src, one) in by_words for one in SERIES.get(src, ())):
+            if any(_with_word(words, src, one) in by_words for one in SERIES.get(src, ())):
                 continue
-            wanted = _renamed(words, src, dst)
+            wanted = _with_word(words, src, dst)
             for path in paths:
                 found += [
                     (_pair_rank(path, keys[path], src, fields) - extra, path, other)
@@ -138,7 +138,7 @@ def _directed_pair(keys: dict[str, Seen], fields: Fields) -> tuple[str, str] | N
     return (src, dst) if rank > 0 else None
 
 
-def _renamed(words: tuple[str, ...], old: str, new: str) -> tuple[str, ...]:
+def _with_word(words: tuple[str, ...], old: str, new: str) -> tuple[str, ...]:
     return tuple(new if word == old else word for word in words)
 
 

@@ -265,7 +265,7 @@ def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
         judged += sorted(told, key=lambda j: (j.offset, j.index))
     found = None if settings.ingest.accept_first_times else decoder.other_unit
     refused = Counter(j.what for j in judged if not j.event)
-    unmapped = _unmapped(settings, sample.topic) if refused else []
+    without = _sentence_without_source(settings, sample.topic) if refused else []
     return Verdict(
         judged,
         num_skipped,
@@ -274,7 +274,7 @@ def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
         decoder.rounded,
         _find_absent_paths(settings, sample),
         _odd_keys(blocks, decoder.keys.keys, schema, prefixes),
-        [*unmapped, *_doubts_of_ends(blocks, decoder.keys.keys, prefixes)],
+        [*without, *_doubts_of_ends(blocks, decoder.keys.keys, prefixes)],
         "" if found is None else f"{found.words}; {found.action}",
     )
 
@@ -290,7 +290,7 @@ def check_is_read(settings: Settings, topic: str) -> None:
         )
 
 
-def _unmapped(settings: Settings, topic: str) -> list[str]:
+def _sentence_without_source(settings: Settings, topic: str) -> list[str]:
     """A sentence on records that no source maps, if other topics have sources."""
     topics = by_topic(settings.sources)
     if not topics or topic in topics:

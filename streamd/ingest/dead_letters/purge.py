@@ -24,7 +24,7 @@ KEYS_PER_STEP = 10_000
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_of(folder: Path) -> Iterator[None]:
     """Lock the files of a folder: no other process writes, renames or replaces one meanwhile. A
     process holds the lock for milliseconds."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -114,7 +114,7 @@ class LetterPurge:
         # files that are opened now, even if they are renamed later.
         files: list[BinaryIO] = []
         try:
-            with as_disk_error(self._folder), locked(self._folder):
+            with as_disk_error(self._folder), lock_of(self._folder):
                 paths = [self._folder / name for name in FILES]
                 files += [path.open("rb") for path in paths if path.exists()]
             for file in files:
@@ -146,7 +146,7 @@ class LetterPurge:
                 # 2.
                 copy.finish()
                 # 3. A line without its end was torn by a crash.
-                with locked(self._folder):
+                with lock_of(self._folder):
                     while (line := file.readline()).endswith(b"\n"):
                         self._copy(sought, line, copy)
                     copy.finish()

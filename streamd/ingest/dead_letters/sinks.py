@@ -16,7 +16,7 @@ import msgspec
 
 from streamd.errors import KafkaError, reason_of
 from streamd.events import Key
-from streamd.ingest.dead_letters.purge import FILES, FOLDER, LetterPurge, as_disk_error, locked
+from streamd.ingest.dead_letters.purge import FILES, FOLDER, LetterPurge, as_disk_error, lock_of
 from streamd.settings.loading import Settings
 from streamd.storage import DISK, Disk
 
@@ -128,7 +128,7 @@ class LocalDeadLetters:
         self._size = 0
         with as_disk_error(folder):
             LetterPurge(folder, prefixes, disk).sweep()
-            with locked(folder):
+            with lock_of(folder):
                 self._open()
 
     def add(self, letter: DeadLetter) -> None:
@@ -158,7 +158,7 @@ class LocalDeadLetters:
         line = msgspec.json.encode(fields) + b"\n"
 
         # Start a new file if this one is full.
-        with as_disk_error(self._folder), locked(self._folder):
+        with as_disk_error(self._folder), lock_of(self._folder):
             self._follow_file()
             if self._size + len(line) > self._half:
                 self._disk.sync(self._fd)
@@ -174,7 +174,7 @@ class LocalDeadLetters:
         """Make the letters written since the last call durable."""
         with as_disk_error(self._folder):
             if self._fd < 0:
-                with locked(self._folder):
+                with lock_of(self._folder):
                     self._open()
             elif self._dirty:
                 # A purge that has replaced the file has copied these letters durably.
