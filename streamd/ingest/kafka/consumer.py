@@ -384,10 +384,8 @@ class KafkaSource:
         return self._watch is not None and self._watch.has_asked
 
     def confirm_all_read(self) -> bool:
-        """Ask the broker whether every partition is read to its end.
-
-        Returns: False also if it does not answer, or lacks a topic.
-        """
+        """Ask the broker whether every partition is read to its end; False also if it does not
+        answer, or lacks a topic."""
         if self.missing_topics:
             return False
         try:

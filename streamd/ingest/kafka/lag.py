@@ -36,7 +36,7 @@ def unread(source: KafkaSource, merger: Merger, clock: Clock) -> dict[str, Any]:
 
 
 def report_lag(source: KafkaSource, merger: Merger, clock: Clock, stamps_ms: Sequence[int]) -> None:
-    """Set the lag metrics of each partition whose topic exists.
+    """Set the lag metrics of each partition, if its topic exists.
 
     stamps_ms: timestamp of the newest record read, 0 for none.
     """
