@@ -68,6 +68,17 @@ class Notices:
             action="delete their nodes or edges, or start a new data_dir, if they must go",
         )
 
+    def tombstone(self, topic: str, error: str) -> None:
+        """Warn that a tombstone of a change event was skipped. error: the reason why it deletes
+        nothing."""
+        self._warn_once(
+            "tombstone_skipped",
+            topic=topic,
+            error=error,
+            meaning="tombstones without the event that deleted the row are skipped: if its edge is "
+            "in the log, it stays",
+        )
+
     def rounded(self, found: Rounded) -> None:
         """Count rounded values of valid events, and warn about them."""
         if found.num:

@@ -364,12 +364,19 @@ class MappedTopic:
 
     def _open_tombstone(self, record: Any, partition: int) -> RecordItems:
         """Decode a null value as the delete of the node or edge that its key names. Raises:
-        BadEvent."""
+        BadEvent, except for change events."""
         event: WireEvent | None = None
         # Skip the tombstone directly after the record that deleted its row.
         before = self._newest.get(partition), record.key
         if record.key is None or before != self._row_delete.get(partition):
-            event = self._delete_of_key(record)
+            try:
+                event = self._delete_of_key(record)
+            except BadEvent as bad:
+                # The tombstones of change events let Kafka compact the topic: compaction may have
+                # removed the record that deleted the row.
+                if self._source.envelope != "debezium":
+                    raise
+                self.notices.tombstone(self._source.topic, str(bad))
         return RecordItems(
             record=record, items=[event], read=lambda e: [e], raw=lambda _: b"", scale=1
         )
