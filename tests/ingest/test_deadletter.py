@@ -5,12 +5,14 @@ import threading
 import time
 
 import pytest
+from structlog.testing import capture_logs
 
 from streamd.errors import DiskError
 from streamd.ingest.dead_letters.purge import PURGE_LOCK, LetterPurge, locked
 from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from streamd.storage import DISK
 from tests.faults import Crash, FaultyDisk
+from tests.ingest.world import World
 
 MAX_BYTES = 3000
 
@@ -79,6 +81,22 @@ def test_a_letter_behind_a_torn_one_is_read(tmp_path):
     letters.add(letter(2))
     letters.flush()
     assert held(tmp_path) == [1, 2] and (tmp_path / "current.jsonl").read_bytes().count(b"\n") == 2
+
+
+def test_the_log_names_ten_letters_of_each_reason_and_where_further_ones_are_counted(tmp_path):
+    world = World(tmp_path, 1)
+    now = world.clock.now_us()
+    for n in range(12):
+        world.send(0, {"src": "a", "time": now})
+        if n % 4 == 0:
+            world.send(0, {"src": "", "dst": "b", "time": now})
+    with capture_logs() as logged:
+        world.run(3).stop()
+    named = [line["reason"] for line in logged if line["event"] == "dead_letter"]
+    assert named.count("missing_field") == 10 and named.count("bad_key") == 3
+    further, = (line for line in logged if line["event"] == "dead_letters_counted_only")
+    assert further["reason"] == "missing_field" and further["metric"] == 'streamd_dead_letters_total{reason="missing_field"}'
+    assert "streamd deadletter list --reason missing_field" in further["action"]
 
 
 def about(n, name=""):

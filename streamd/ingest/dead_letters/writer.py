@@ -19,8 +19,8 @@ from streamd.telemetry import metrics
 logger = structlog.get_logger()
 NO_IDS: Mapping[str, str] = {}
 MAX_LOGGED = 10
-"""Maximum number of letters that a process logs: a producer of invalid events only would fill the
-log."""
+"""Maximum number of letters of one reason that a process logs: a producer of invalid events only
+would fill the log."""
 
 MAX_ERROR = 200
 """Characters of an error that are logged or shown: it may hold a value of the event."""
@@ -132,12 +132,12 @@ class LetterWriter:
         )
         self.store.add(letter)
 
-        # Count every letter, but log the first few only.
+        # Count every letter, but log only the first few of each reason.
         self.num_letters += 1
         self._counts[letter.reason] += 1
         self._newest[letter.reason] = letter.error[:MAX_ERROR]
         metrics.dead_letters.labels(letter.reason).inc()
-        if self.num_letters <= MAX_LOGGED:
+        if self._counts[letter.reason] <= MAX_LOGGED:
             logger.warning(
                 "dead_letter",
                 topic=letter.topic,
@@ -146,6 +146,15 @@ class LetterWriter:
                 index=letter.index,
                 reason=letter.reason,
                 error=letter.error[:MAX_ERROR],
+            )
+        if self._counts[letter.reason] == MAX_LOGGED:
+            logger.warning(
+                "dead_letters_counted_only",
+                reason=letter.reason,
+                logged=MAX_LOGGED,
+                meaning="this process logs no further dead letters of this reason, but counts them",
+                metric=f'streamd_dead_letters_total{{reason="{letter.reason}"}}',
+                action=f"`streamd deadletter list --reason {letter.reason}` shows them",
             )
 
     def flush(self) -> None:
