@@ -2,6 +2,7 @@
 
 import difflib
 from collections import Counter, deque
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,10 +12,12 @@ from streamd.cli.options import ConfigOption, DataOption, out, printable, settin
 from streamd.cli.table_output import print_records
 from streamd.clock import SystemClock, utc
 from streamd.errors import SettingsError
+from streamd.number_texts import count_noun
 from streamd.settings.loading import Settings
 
 if TYPE_CHECKING:
-    from streamd.ingest.dead_letters.outlook import Outlook
+    from streamd.ingest.dead_letters.outlook import LogView, Outlook
+    from streamd.ingest.dead_letters.replay import Plan
 
 letters_app = typer.Typer(help="Dead letters: list, replay.", no_args_is_help=True)
 
@@ -61,10 +64,12 @@ def deadletter_list(
     settings = settings_of(config, data_dir)
     sent = read_sent_names(settings)
     counts: Counter[str] = Counter()
+    found: set[str] = set()
     num_sent = 0
     newest: deque[tuple[str, ...]] = deque(maxlen=limit)
     for stored in read_letters(settings):
         letter = stored.letter
+        found.add(letter.topic)
         if (reason and letter.reason not in reason) or (topic and letter.topic not in topic):
             continue
         is_sent = stored.name in sent
@@ -85,11 +90,15 @@ def deadletter_list(
     # Values come from outside, so control characters in them are escaped.
     head = ("partition", "offset", "index", "sent again", "reason", "error", "value")
     rows = [tuple(map(printable, row)) for row in newest]
-    print_records(out, head, rows, num_long=2)
+    if rows:
+        print_records(out, head, rows, num_long=2)
     summary = ", ".join(f"{printable(r)} {n:,}" for r, n in counts.most_common())
     if num_sent:
         summary += f"; {num_sent:,} sent again"
-    out.print(summary or "no dead letters", markup=False)
+    absent = [name for name in topic or () if name not in found]
+    if summary or not absent:
+        out.print(summary or "no dead letters", markup=False)
+    _print_absent_topics(topic, found)
 
 
 @letters_app.command("replay")
@@ -114,37 +123,48 @@ def deadletter_replay(
 ) -> None:
     """Send dead letters to the topics they came from, each once, after the cause is fixed. If some
     are late or will be refused again, explain how ingest will handle them, and ask."""
-    from streamd.eventlog.reader import LogReader
     from streamd.ingest.dead_letters.outlook import outlook
     from streamd.ingest.dead_letters.replay import plan, send
 
-    # Ingest's handling of a letter depends on the log's watermark (microseconds).
+    # Ingest's handling of a letter depends on the log.
     settings = settings_of(config, data_dir)
     chosen = plan(settings, reason or (), topic or (), again)
-    log = LogReader.open(settings.data_dir, keep_keys=False)
-    # Without a log it is unknown which letters are late.
-    watermark_us = 0 if log is None else log.watermark
-    found = outlook(settings, chosen.letters, watermark_us, SystemClock().now_us())
-    for line in _outlook_lines(settings, found, len(chosen.letters), watermark_us, log is not None):
+    log = _view_log(settings)
+    found = outlook(settings, chosen.letters, log, SystemClock().now_us())
+    watermark_us = 0 if log is None else log.watermark_us
+    for line in _late_lines(settings, found, len(chosen.letters), watermark_us):
         out.print(line, soft_wrap=True, markup=False)
 
-    # Late letters, and letters that will be refused, are sent only with the user's consent.
+    # The lines and the question that follow are about the letters that are sent.
+    sent = set(range(len(chosen.letters)))
     doubtful = found.late | found.unknown
-    asks = bool(found.refused or doubtful or (log is None and chosen.letters))
     if in_time:
-        kept = [stored for i, stored in enumerate(chosen.letters) if i not in doubtful]
+        sent -= doubtful
+        if doubtful:
+            out.print(f"--in-time leaves out {_letters(len(doubtful))}.", markup=False)
+        kept = [stored for i, stored in enumerate(chosen.letters) if i in sent]
         chosen = replace(chosen, letters=kept)
-        # The doubtful letters are not sent, so they need no consent.
-        asks = bool(found.refused - doubtful)
-    if asks and not yes:
-        others = "" if in_time else ", --in-time leaves out late ones"
-        typer.confirm(f"Send them? (--yes sends without asking{others})", abort=True)
+    if sent:
+        doubts = _doubts(settings, len(found.refused & sent), len(sent), log is not None)
+        for line in doubts:
+            out.print(line, soft_wrap=True, markup=False)
+        # Late letters, and letters that will be refused, are sent only with the user's consent.
+        if (doubts or doubtful & sent) and not yes:
+            others = "" if in_time else ", --in-time leaves out late ones"
+            question = f"Send {_letters(len(sent))}? (--yes sends without asking{others})"
+            typer.confirm(question, abort=True)
     send(settings, chosen)
 
-    # Each letter is in exactly one of these counts, so that none is dropped silently.
-    behind = f"{len(doubtful):,} are late or may be, " if in_time else ""
+    left_out = f"{len(doubtful):,} are late or may be, " if in_time else ""
+    _print_counts(settings, chosen, left_out)
+    _print_absent_topics(topic, chosen.topics)
+
+
+def _print_counts(settings: Settings, chosen: "Plan", left_out: str) -> None:
+    """Print how many letters were sent, and why others were not. Each letter is in exactly one of
+    these counts, so that none is dropped silently."""
     out.print(
-        f"{len(chosen.letters):,} sent, {behind}{chosen.before:,} were sent before, "
+        f"{len(chosen.letters):,} sent, {left_out}{chosen.before:,} were sent before, "
         f"{chosen.broken:,} cannot be sent (cut off, or not the event itself), {chosen.foreign:,} "
         f"name a topic that is not in kafka.topics ({', '.join(settings.kafka.topics)})",
         soft_wrap=True,
@@ -152,11 +172,67 @@ def deadletter_replay(
     )
 
 
-def _outlook_lines(
-    settings: Settings, found: "Outlook", count: int, watermark_us: int, has_log: bool
-) -> list[str]:
-    """Describe in lines of text how ingest will handle the letters. count: number of letters to
-    send."""
+def _view_log(settings: Settings) -> "LogView | None":
+    """The state of the log that decides which letters ingest accepts; None without a log."""
+    import numpy as np
+
+    from streamd.eventlog.lookup import EdgeLookup
+    from streamd.eventlog.reader import DeletesReader
+    from streamd.events import Int64, Key
+    from streamd.ingest.dead_letters.outlook import LogView
+    from streamd.store.erasure import rows_of
+
+    log = DeletesReader.open(settings.data_dir, keep_keys=False)
+    if log is None:
+        return None
+    edges = EdgeLookup(settings.data_dir)
+
+    def ids_of(keys: Collection[Key]) -> dict[Key, int]:
+        rows = rows_of(log, keys)
+        gone_R = log.deletions.is_gone(np.array([row.node for row in rows], np.int64))
+        return {row.key: row.node for row, gone in zip(rows, gone_R, strict=True) if not gone}
+
+    def count_edges(src_X: Int64, dst_X: Int64, time_X: Int64, set_X: Int64) -> Int64:
+        return edges.count(log.state, src_X, dst_X, time_X, set_X)
+
+    return LogView(
+        watermark_us=log.watermark,
+        num_nodes=log.num_nodes,
+        ids_of=ids_of,
+        count_edges=count_edges,
+    )
+
+
+def _doubts(settings: Settings, num_refused: int, num_sent: int, has_log: bool) -> list[str]:
+    """Describe in lines of text why letters that are sent may not get into the log, apart from late
+    ones."""
+    lines = []
+    if num_refused:
+        lines.append(f"{num_refused:,} of {_letters(num_sent)} to send will be refused again.")
+    if not has_log:
+        lines.append(f"{settings.data_dir} holds no log, so it is unknown which are late.")
+    return lines
+
+
+def _letters(number: int) -> str:
+    return count_noun(number, "dead letter")
+
+
+def _print_absent_topics(asked: Collection[str] | None, found: Collection[str]) -> None:
+    """Name the topics on the command line without letters, which may be mistyped, and those with
+    letters."""
+    absent = [topic for topic in asked or () if topic not in found]
+    if absent:
+        others = f"there are some of {', '.join(sorted(found))}" if found else "there are none"
+        out.print(
+            printable(f"no dead letters of topic {', '.join(absent)}; {others}"),
+            soft_wrap=True,
+            markup=False,
+        )
+
+
+def _late_lines(settings: Settings, found: "Outlook", count: int, watermark_us: int) -> list[str]:
+    """Describe in lines of text how ingest will handle late letters. count: number of letters."""
     lines = []
     if found.late:
         fate = (
@@ -165,16 +241,14 @@ def _outlook_lines(
             else "becomes a dead letter again (late)"
         )
         lines.append(
-            f"{len(found.late):,} of {count:,} are late: up to {found.behind_us / 3.6e9:,.4g} h "
-            f"before {utc(watermark_us)}, the time that the log has reached. With "
-            f"ingest.late_policy: {settings.ingest.late_policy} a late event {fate}."
+            f"{len(found.late):,} of {_letters(count)} {'is' if len(found.late) == 1 else 'are'} "
+            f"late: up to {found.behind_us / 3.6e9:,.4g} h before {utc(watermark_us)}, the time "
+            f"that the log has reached. With ingest.late_policy: {settings.ingest.late_policy} a "
+            f"late event {fate}."
         )
     if found.unknown:
         lines.append(
-            f"{len(found.unknown):,} of {count:,} may be late: the schema registry does not answer."
+            f"{len(found.unknown):,} of {_letters(count)} may be late: the schema registry does "
+            "not answer."
         )
-    if count and not has_log:
-        lines.append(f"{settings.data_dir} holds no log, so it is unknown which are late.")
-    if found.refused:
-        lines.append(f"{len(found.refused):,} of {count:,} will be refused again.")
     return lines

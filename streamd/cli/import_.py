@@ -13,7 +13,6 @@ from streamd.cli.options import (
     out,
     print_rounded,
     print_warnings,
-    quiet_client,
     settings_of,
 )
 from streamd.errors import SettingsError
@@ -82,7 +81,7 @@ def import_(
 
     seam = _seam(then or [], at, seam_seconds, accept_gap)
 
-    with quiet_client(), ProgressLine(err, f"importing {file}") as line:
+    with ProgressLine(err, f"importing {file}") as line:
         done = import_file(settings, file, columns, line.at, then=seam)
     out.print(
         f"{done.num_events:,} events appended to {settings.data_dir}: {done.times}",

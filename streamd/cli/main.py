@@ -150,9 +150,7 @@ def demo(
     """Play a real month through the whole daemon and watch it learn."""
     from streamd.demo.play import play
 
-    # Log lines of the Kafka client would interrupt those of the demo.
-    with quiet_client():
-        status = play(stream, speed, exit_, days, cold, bootstrap_servers, port, data_dir)
+    status = play(stream, speed, exit_, days, cold, bootstrap_servers, port, data_dir)
     raise typer.Exit(status)
 
 
@@ -275,10 +273,9 @@ def doctor(config: ConfigOption = None, data_dir: DataOption = None) -> None:
     healthy = True
     _print_check("check", Text("result"), "finding")
     # Print each result at once: the kernels alone may take half a minute.
-    with quiet_client():
-        for check in examine(settings):
-            healthy &= check.good
-            _print_check(check.name, Text(*check.result), check.seen)
+    for check in examine(settings):
+        healthy &= check.good
+        _print_check(check.name, Text(*check.result), check.seen)
     raise typer.Exit(0 if healthy else 1)
 
 
@@ -322,6 +319,7 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def top(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -335,6 +333,8 @@ def top(
 
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
     route_library_lines(logging.WARNING)
+    # Roles log the lines of the client again: see `configure_logs`.
+    context.with_resource(quiet_client())
 
 
 join_help_lines(app)

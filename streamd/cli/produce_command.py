@@ -12,7 +12,6 @@ from streamd.cli.options import (
     err,
     out,
     print_warnings,
-    quiet_client,
     settings_of,
 )
 from streamd.errors import SettingsError
@@ -78,7 +77,7 @@ def produce(
         events = read_events(rows, resolved(columns, settings), times, doubts.append)
 
     # Count the rows first, because the progress line shows the share of all.
-    with quiet_client(), ProgressLine(err, f"to {target}") as line:
+    with ProgressLine(err, f"to {target}") as line:
         check_topic(settings.kafka, target)
         total = rows.count_rows()
         sent = send_events(

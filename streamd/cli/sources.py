@@ -10,7 +10,6 @@ from streamd.cli.options import (
     out,
     print_rounded,
     printable,
-    quiet_client,
     settings_of,
 )
 from streamd.cli.table_output import print_records
@@ -36,7 +35,7 @@ def read_with_progress(settings: Settings, name: str, count: int, source: str = 
     from streamd.clock import SystemClock
     from streamd.exchange.sample import read_sample
 
-    with quiet_client(), ProgressLine(err, f"reading {name}", "records") as line:
+    with ProgressLine(err, f"reading {name}", "records") as line:
         line.begin(f"reading {name}", "records")
         return read_sample(settings, name, count, SystemClock(), source)
 

@@ -16,7 +16,6 @@ from streamd.cli.options import (
     make_kernels_ready,
     out,
     printable,
-    quiet_client,
     settings_of,
 )
 from streamd.cli.table_output import print_table
@@ -60,7 +59,7 @@ def sql(
             "Parquet is not for a terminal.", "write it to a file, as > out.parquet."
         )
     # All statements of a shell see one commit.
-    with open_log(settings.data_dir) as snapshot, quiet_client():
+    with open_log(settings.data_dir) as snapshot:
         session = SqlSession(
             snapshot,
             settings.sql.max_memory_bytes,

@@ -160,6 +160,8 @@ def configure_logs(level: str, fmt: str, role: str, rank: int | None = None) -> 
     )
 
     route_library_lines(number_of(level))
+    # Commands silence this library; a process that logs does not.
+    logging.getLogger("kafka").setLevel(logging.NOTSET)
 
 
 def _named(names: dict[str, str | int]) -> structlog.typing.Processor:

@@ -7,7 +7,7 @@ from streamd.cli.main import app
 from streamd.decode import decoder
 from streamd.errors import SchemaRegistryError, SettingsError
 from streamd.ingest.dead_letters import replay as deadletter_replay
-from streamd.ingest.dead_letters.outlook import outlook
+from streamd.ingest.dead_letters.outlook import LogView, outlook
 from streamd.ingest.dead_letters.replay import StoredLetter
 from streamd.ingest.dead_letters.sinks import REASONS, DeadLetter
 from streamd.telemetry import metrics
@@ -70,7 +70,7 @@ def replay(world, *words, answer=None, policy="clamp"):
 def test_letters_behind_the_log_are_told_and_sent_only_where_someone_says_so(world, outbox):
     told = replay(world, "--reason", "late", answer="n\n")
     assert told.exit_code == 1 and not outbox.sent
-    assert "2 of 2 are late: up to 1 h before " in told.output and "the time that the log has reached" in told.output
+    assert "2 of 2 dead letters are late: up to 1 h before " in told.output and "the time that the log has reached" in told.output
     assert "late_policy: clamp a late event gets that time instead of its own" in told.output
     again = replay(world, "--reason", "late", policy="dead_letter")
     assert again.exit_code == 1 and "becomes a dead letter again (late)" in again.output, "and without a terminal nothing is sent"
@@ -84,7 +84,7 @@ def test_letters_in_time_are_sent_without_a_question(world, outbox):
     done = replay(world, "--in-time", "--yes")
     assert done.exit_code == 0 and len(outbox.sent) == 2, done.output
     assert "2 sent, 2 are late or may be, 0 were sent before" in done.output
-    assert "2 of 4 will be refused again." in done.output
+    assert "2 of 2 dead letters to send will be refused again." in done.output and "--in-time leaves out 2 dead letters." in done.output
     assert replay(world, "--reason", "bad_key").exit_code == 0, "no late one is left: nothing is asked"
 
 
@@ -109,7 +109,7 @@ def test_letters_whose_schema_cannot_be_asked_for_may_be_behind_the_log(tmp_path
     s = settings(tmp_path, sources=[{"topic": "events", "format": "arrow", "fields": {"src": "u", "dst": "v", "time": "t"}}])
     of_events = StoredLetter(DeadLetter("events", 0, 0, -1, "bad_arrow", "why", 5, b"x"), True)
     own = StoredLetter(DeadLetter("others", 0, 0, -1, "late", "why", 5, b'{"src": 1, "dst": 2, "time": 5}'), True)
-    found = outlook(s, [of_events, own], watermark_us=9, now_us=10**15)
+    found = outlook(s, [of_events, own], LogView(watermark_us=9, num_nodes=0, ids_of=lambda keys: {}, count_edges=None), now_us=10**15)
     assert (found.unknown, found.late, found.behind_us) == ({0}, {1}, 4)
 
 
@@ -117,8 +117,37 @@ def test_replayed_letters_are_marked_in_the_list_which_takes_a_topic(world, outb
     assert replay(world, "--in-time", "--yes").exit_code == 0
     shown = invoke("list", "--data-dir", world.path).output
     assert shown.count(" yes ") == 2 and "2 sent again" in shown
-    assert "no dead letters" in invoke("list", "--topic", "others", "--data-dir", world.path).output
-    assert "late 2" in invoke("list", "--topic", "events", "--topic", "others", "--data-dir", world.path).output
+    for command in ("list", "replay"):
+        absent = invoke(command, "--topic", "others", "--data-dir", world.path)
+        assert absent.exit_code == 0 and "no dead letters of topic others; there are some of events\n" in absent.output
+    both = invoke("list", "--topic", "events", "--topic", "others", "--data-dir", world.path).output
+    assert "late 2" in both and "no dead letters of topic others" in both
+    assert invoke("list", "--data-dir", world.path / "other").output == "no dead letters\n"
+    assert "of topic others; there are none" in invoke("list", "--topic", "others", "--data-dir", world.path / "other").output
+
+
+def test_letters_in_time_need_no_answer_for_those_that_are_left_out(world, outbox):
+    done = replay(world, "--in-time", "--reason", "late")
+    assert done.exit_code == 0 and not outbox.sent and "Send" not in done.output, done.output
+
+
+def test_deletes_that_match_nothing_and_nodes_beyond_the_limit_will_be_refused_again(tmp_path, outbox, monkeypatch):
+    world = World(tmp_path, 1, kafka__topics=("events",), ingest__max_nodes=4, ingest__tombstones="delete")
+    now = world.clock.now_us()
+    for event in ({"src": "a", "dst": "b", "time": now}, {"type": "delete", "node": "x"}, {"type": "delete", "src": "a", "dst": "b", "time": now - 5},
+                  {"src": "c", "dst": "d", "time": now}, {"src": "e", "dst": "f", "time": now}, {"type": "delete", "node": "c"},
+                  {"type": "delete", "node": "c"}):
+        world.send(0, event)
+    world.run(2).stop()
+    assert sorted(x["reason"] for x in world.dead_letters()) == ["node_limit", *["unmatched_delete"] * 3]
+    monkeypatch.setattr("streamd.clock.SystemClock.now_us", lambda self: world.clock.now_us())
+    config = world.path / "settings.yaml"
+    config.write_text("stream: {time_unit: us}\nkafka: {topics: [events]}\ningest: {max_nodes: 4}\n")
+    told = invoke("replay", "--config", config, "--data-dir", world.path, answer="n\n")
+    assert told.exit_code == 1 and "4 of 4 dead letters to send will be refused again." in told.output, told.output
+    # With room for them the edge of two nodes is taken.
+    config.write_text("stream: {time_unit: us}\nkafka: {topics: [events]}\n")
+    assert "3 of 4 dead letters to send will be refused again." in invoke("replay", "--config", config, "--data-dir", world.path, answer="n\n").output
 
 
 def test_replayed_events_and_labels_behind_the_log_are_counted_where_they_are_clamped(tmp_path):

@@ -228,7 +228,7 @@ class Plan:
 
     sent: names of all stored letters that were sent before. before: letters left out because they
     were sent before. broken: letters that were cut or lack the original value. foreign: letters of
-    topics that are not in `kafka.topics`.
+    topics that are not in `kafka.topics`. topics: those of all stored letters.
     """
 
     letters: list[StoredLetter]
@@ -236,6 +236,7 @@ class Plan:
     before: int
     broken: int
     foreign: int
+    topics: frozenset[str]
 
 
 def read_sent_names(settings: Settings) -> set[LetterName]:
@@ -265,10 +266,12 @@ def plan(
     """
     sent = read_sent_names(settings)
     present: set[LetterName] = set()
+    found: set[str] = set()
     chosen = []
     skipped = broken = foreign = 0
     for stored in read_letters(settings):
         letter = stored.letter
+        found.add(letter.topic)
         if stored.name in present:
             continue  # a crash may store a letter twice
         present.add(stored.name)
@@ -282,7 +285,14 @@ def plan(
             skipped += 1
         else:
             chosen.append(stored)
-    return Plan(letters=chosen, sent=sent & present, before=skipped, broken=broken, foreign=foreign)
+    return Plan(
+        letters=chosen,
+        sent=sent & present,
+        before=skipped,
+        broken=broken,
+        foreign=foreign,
+        topics=frozenset(found),
+    )
 
 
 def send(settings: Settings, chosen: Plan) -> None:
