@@ -105,7 +105,7 @@ def _wait_for_store(
                 f"{done}; store and changelog may still hold it: waiting for {reason}; the archive "
                 "continues with it"
             )
-        line.of("waiting for store and changelog", 0, 1, "compactions")
+        line.wait("waiting for store and changelog")
         time.sleep(POLL_SECONDS)
     return True, f"{done}, and from store and changelog"
 
@@ -135,6 +135,6 @@ def _show_progress(data_dir: Path, request: int, late: dict[str, int], line: Pro
     process."""
     beat = read_beat(data_dir, COMPACT)
     if late:
-        line.of(f"waiting for {', '.join(late)}", min(late.values()), request, "events")
+        line.wait(f"waiting for {', '.join(late)}", min(late.values()), request, "events")
     elif beat is not None and beat.detail["wish"] == request:
         line.of(REWRITING, beat.detail["passed"], beat.detail["total"], "segments")

@@ -187,6 +187,7 @@ def _view_log(settings: Settings) -> "LogView | None":
         return None
     edges = EdgeLookup(settings.data_dir)
 
+    # Only the keys of the letters are looked up: the log may have millions.
     def ids_of(keys: Collection[Key]) -> dict[Key, int]:
         rows = rows_of(log, keys)
         gone_R = log.deletions.is_gone(np.array([row.node for row in rows], np.int64))
@@ -222,6 +223,7 @@ def _print_absent_topics(asked: Collection[str] | None, found: Collection[str]) 
     """Name the topics on the command line without letters, which may be mistyped, and those with
     letters."""
     absent = [topic for topic in asked or () if topic not in found]
+    # It is no error: a topic without faults has no letters.
     if absent:
         others = f"there are some of {', '.join(sorted(found))}" if found else "there are none"
         out.print(

@@ -5,14 +5,16 @@ from collections.abc import Collection, Sequence
 from functools import partial
 
 from streamd.cli.compaction import compact_log
-from streamd.cli.proof import print_finding, prove_erasure
+from streamd.cli.proof import print_finding, print_snapshots, prove_erasure
 from streamd.errors import SettingsError, StreamdError
+from streamd.eventlog.upkeep.holds import asked_to_compact
 from streamd.events import Key
 from streamd.ingest.dead_letters.sinks import make_purge
 from streamd.ingest.delete_events import SentDelete, send_deletes, topic_for_deletes
 from streamd.number_texts import count_noun
 from streamd.schema import Schema
 from streamd.settings.loading import Settings
+from streamd.store.compaction_waits import has_store_to_clean, store_wait_reason
 from streamd.store.deleted_keys import read_keys
 from streamd.store.erasure import (
     KEY_TYPES,
@@ -63,7 +65,7 @@ def erase_nodes(
 
     # 1. Delete. A node that is deleted already needs only compaction.
     erasure = Erasure.open(settings.data_dir, [key for some in of_text for key in some])
-    of_text = _resolve(texts, of_text, erasure, schema, line)
+    of_text = _resolve(settings, texts, of_text, erasure, schema, line)
     _delete(settings, erasure, schema, topic, deadline, line)
 
     # 2. Make the deletes physical, also in store and changelog.
@@ -77,13 +79,16 @@ def erase_nodes(
 
     # 4. Prove it. This also finds a key that came back with new events.
     found, summary = prove_erasure(settings, texts, of_text, line, partial(print_finding, line))
-    text = f"{text}; {summary}"
-    return not found, text if found else f"{text}. {copies_elsewhere(settings)}"
+    held = print_snapshots(settings.data_dir)
+    text = f"{text}; {summary}{held}"
+    is_gone = not found and not held
+    return is_gone, f"{text}. {copies_elsewhere(settings)}" if is_gone else text
 
 
 def purge_letters(settings: Settings, keys: Collection[Key]) -> int:
     """Remove the local dead letters that contain a key. Returns: their number. Raises:
     DiskError."""
+    # Ingest may run: it continues in the files that replace its own.
     purge = make_purge(settings)
     for _ in purge.remove(keys):
         if purge.is_waiting:
@@ -92,6 +97,7 @@ def purge_letters(settings: Settings, keys: Collection[Key]) -> int:
 
 
 def _resolve(
+    settings: Settings,
     texts: Sequence[str],
     of_text: Sequence[Sequence[Key]],
     erasure: Erasure,
@@ -105,9 +111,20 @@ def _resolve(
         rows = [row for row in erasure.rows if row.key in set(some)]
         key = chosen_key(text, rows, schema)
         if key is None:
-            line.note(f"The log holds no key {text}: it never did, or the key is erased already.")
+            line.note(f"The log holds no key {text}: {_absence_reason(settings)}.")
         resolved.append(list(some) if key is None else [key])
     return resolved
+
+
+def _absence_reason(settings: Settings) -> str:
+    """Why the log may not hold a key that is to be erased."""
+    is_open = asked_to_compact(settings.data_dir) is not None or (
+        has_store_to_clean(settings.data_dir, settings.log) and store_wait_reason(settings.data_dir)
+    )
+    if is_open:
+        # The keys go first; segments and the files of roles follow.
+        return "it never did, or an erasure that is still open has removed it; this continues it"
+    return "it never did, or the key is erased already"
 
 
 def _delete(
@@ -144,6 +161,7 @@ def _wait_for_deletes(
     erasure: Erasure, sent: Sequence[SentDelete], role: str, deadline: float, line: ProgressLine
 ) -> None:
     """Wait until all deletes are in the log. Raises: StreamdError."""
+    what = f"waiting for {role} to take the deletes"
     while live := set(erasure.live()):
         missing = [one for one in sent if one.key in live]
         # Check again after the position was read: the delete may have arrived in between.
@@ -155,12 +173,14 @@ def _wait_for_deletes(
                 "correct that, then run this command again; before, it would send a second delete.",
             )
         done = len(sent) - len(live)
-        line.of(f"waiting for {role} to take the deletes", done, len(sent), "deletes")
+        line.of(what, done, len(sent), "deletes")
         time.sleep(POLL_SECONDS)
+    line.of(what, len(sent), len(sent), "deletes")
 
 
 def copies_elsewhere(settings: Settings) -> str:
     """Name the copies of events that streamd does not manage; the operator must erase those."""
+    # Letters in a topic have a remedy of their own.
     server = settings.server
     own = (server.score_topic, server.alarm_topic, settings.trials.topic)
     topics = [*settings.kafka.topics, *filter(None, own)]

@@ -2,26 +2,52 @@
 everything that streamd writes for their bytes."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
 from streamd.cli.options import err
 from streamd.clock import utc
 from streamd.errors import StoreError
+from streamd.eventlog.layout import KEYS
 from streamd.eventlog.upkeep.holds import read_compacted
 from streamd.eventlog.upkeep.snapshot_leases import read_leases
 from streamd.events import Key
+from streamd.ingest.dead_letters.purge import FOLDER as LETTERS
 from streamd.number_texts import count_noun, times
 from streamd.settings.loading import Settings
 from streamd.store.changelog import changelog_topic, models_topic
 from streamd.store.deleted_keys import DeletedSearch, Found, KafkaTopic
 from streamd.store.erasure import schema_of_log
+from streamd.store.erasure_requests import FOLDER as ERASURES
 from streamd.store.objects import Store
 from streamd.store.search import is_found_by_chance
 from streamd.store.typed_search import TypedSearch
 from streamd.table.export.registered import FOLDER, Registered, read_registered
 from streamd.telemetry.progress import ProgressLine
+
+REMEDIES: tuple[tuple[Callable[[str], bool], str], ...] = (
+    (
+        lambda where: where.split(" ")[0] == KEYS,
+        "The key table: a node came back with new events, or was never deleted; `streamd erase` "
+        "deletes it",
+    ),
+    (lambda where: where.startswith(f"{LETTERS}/"), "Dead letters: `streamd erase` removes them"),
+    (
+        lambda where: where.startswith(f"{ERASURES}/"),
+        "A request for erasure: it drops its keys when it ends",
+    ),
+    (
+        lambda where: "in the table exported to" in where,
+        "An exported table: remove the files with its rows, or replace them under their names",
+    ),
+    (
+        lambda where: True,
+        "Other files, objects and records: run `streamd compact`, which waits until they are free "
+        "of deleted keys; remove a file that is not streamd's",
+    ),
+)
+"""Whether a location is of a kind, and how to remove a key from there; the first that fits."""
 
 
 def prove_erasure(
@@ -35,8 +61,10 @@ def prove_erasure(
     """Look for keys in the data directory, in `log.store`, and in the topics of `log.name`.
 
     Args: texts: the keys as given; keys: for each text, the typed keys that it may name; on_found:
-    called once with each finding; skip: a folder of the data directory that is not searched.
-    Returns: the number of findings, and a summary. Raises: StoreError, KafkaError.
+    called once for each key and file, object, record or table that has it; skip: a folder of the
+    data directory that is not searched.
+    Returns: the number of findings, and a summary with the remedies. Raises: StoreError,
+    KafkaError.
     """
     numbers = {key: number for number, some in enumerate(keys) for key in some}
     prefixes = frozenset(p for source in settings.sources for p in source.prefixes())
@@ -45,21 +73,21 @@ def prove_erasure(
     long = [number for number, text in enumerate(texts) if not is_found_by_chance(text)]
     by_bytes = DeletedSearch([texts[number] for number in long], line.of)
 
-    found = set()
+    # A file may have a key many times, and the bytes of a key that was found there by type.
+    found: dict[tuple[str, int], Found] = {}
     line.begin("looking keys up by type", "keys")
-    for one in _find_by_type(settings, typed, numbers):
-        found.add((one.where, one.key))
-        on_found(one)
     exports = read_registered(settings.data_dir)
-    for one in _find_in_exports(settings.data_dir, exports, numbers, line):
-        found.add((one.where, one.key))
-        on_found(one)
-    for one in _find_bytes(settings, by_bytes, skip) if long else ():
-        place = (one.where, long[one.key])
-        # Skip a key that was found there by type.
-        if place not in found:
-            found.add(place)
-            on_found(one._replace(key=place[1]))
+    for one in chain(
+        _find_by_type(settings, typed, numbers),
+        _find_in_exports(settings.data_dir, exports, numbers, line),
+        (
+            one._replace(key=long[one.key])
+            for one in (_find_bytes(settings, by_bytes, skip) if long else ())
+        ),
+    ):
+        if (one.where, one.key) not in found:
+            found[one.where, one.key] = one
+            on_found(one)
 
     done = by_bytes.searched
     summary = (
@@ -75,7 +103,21 @@ def prove_erasure(
             f"{count_noun(done.objects, 'object')} and {count_noun(done.records, 'record')}, "
             f"{count_noun(done.num_bytes, 'byte')}"
         )
-    return len(found), f"{summary}: found {times(len(found))}"
+    summary += f": found {times(len(found))}"
+    return len(found), summary + _remedies({where for where, _ in found})
+
+
+def _remedies(found: Collection[str]) -> str:
+    """Sentences on how to remove keys that were found; "" without any. found: their locations."""
+    left = set(found)
+    sentences = ""
+    for is_one, remedy in REMEDIES:
+        # The last kind is that of all others.
+        some = set(filter(is_one, left))
+        left -= some
+        if some:
+            sentences += f". {remedy}"
+    return sentences
 
 
 def _find_by_type(
@@ -135,6 +177,17 @@ def snapshots_before_compaction(data_dir: Path) -> list[str]:
         for lease in read_leases(data_dir, time.time())
         if lease.seq < done.seq
     ]
+
+
+def print_snapshots(data_dir: Path) -> str:
+    """Print the snapshots of other programs that have files from before the newest compaction: such
+    files stay on the disk while a program has them mapped. Returns: their number for a summary, ""
+    if there are none."""
+    lines = snapshots_before_compaction(data_dir)
+    for text in lines:
+        err.print(text, markup=False, highlight=False, soft_wrap=True)
+    kept = "keeps" if len(lines) == 1 else "keep"
+    return f"; {count_noun(len(lines), 'snapshot')} {kept} older files" if lines else ""
 
 
 def print_finding(line: ProgressLine, found: Found) -> None:

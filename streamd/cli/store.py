@@ -69,8 +69,8 @@ def _verify_deletes(settings: Settings, given: list[str]) -> int:
     """Search for deleted keys. Returns: exit status, 1 if one was found."""
     from streamd.cli.proof import (
         print_finding,
+        print_snapshots,
         prove_erasure,
-        snapshots_before_compaction,
     )
     from streamd.store.deleted_keys import read_keys
     from streamd.store.erasure import candidates, schema_of_log
@@ -81,11 +81,8 @@ def _verify_deletes(settings: Settings, given: list[str]) -> int:
     keys = [candidates(text, schema) for text in texts]
     with ProgressLine(err, "looking keys up by type", "keys") as line:
         found, summary = prove_erasure(settings, texts, keys, line, partial(print_finding, line))
-    out.print(summary, soft_wrap=True)
-    # Files that a compaction has replaced stay on the disk while a program has them mapped.
-    held = snapshots_before_compaction(settings.data_dir)
-    for text in held:
-        err.print(text, markup=False, highlight=False, soft_wrap=True)
+    held = print_snapshots(settings.data_dir)
+    out.print(summary + held, soft_wrap=True, markup=False, highlight=False)
     return 1 if found or held else 0
 
 

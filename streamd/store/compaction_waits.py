@@ -54,8 +54,10 @@ def wait_reason(data_dir: Path, request: int, width_us: int, now_us: int) -> str
             reasons.append(f"for {role}, which does not run")
         elif role == TRAIN:
             reasons.append(f"for {role}{_windows(data_dir, request, width_us, now_us)}")
-        else:
+        elif event < request:
             reasons.append(f"for {role} (at event {event:,} of {request:,})")
+        else:
+            reasons.append(f"for {role} to remove deleted data from its files")
     return f"waiting {'; '.join(reasons)}"
 
 

@@ -177,9 +177,8 @@ class DeletedSearch:
         self._begin("", 0)
         before = b""
         following: Iterator[TopicRecord | None] = chain(topic.records(), [None])
-        for number, (record, later) in enumerate(pairwise(following)):
+        for number, (record, later) in enumerate(pairwise(following), 1):
             assert record is not None
-            self._progress(f"searching {topic.name}", number, topic.num_records, "records")
             where = f"{topic.name} at offset {record.offset}"
             for text in record.texts:
                 yield from self._in(where, [text])
@@ -191,6 +190,7 @@ class DeletedSearch:
                 yield Found(where, max(0, at), key)
             before = (before + record.value)[-self._most :]
             self.searched.records += 1
+            self._progress(f"searching {topic.name}", number, topic.num_records, "records")
 
     def _begin(self, part: str, num_bytes: int) -> None:
         """Begin a part of the work, with `num_bytes` to search."""

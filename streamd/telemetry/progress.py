@@ -158,6 +158,7 @@ class ProgressLine:
         self._meter = Meter(0, monotonic)
         self._begun = self._shown = monotonic()
         self._latest: tuple[int, int] | None = None
+        self._is_wait = False
 
     def begin(self, what: str, unit: str = "events", done: int = 0) -> None:
         """Begin the next part of the work; the previous one is done. done: units of the new part
@@ -166,6 +167,7 @@ class ProgressLine:
         self.what = what
         self._unit = unit
         self._latest = None
+        self._is_wait = False
         self._meter = Meter(done, self._monotonic)
         self._begun = self._shown = self._monotonic()
         self._bar.update(self._task, description=what)
@@ -177,7 +179,12 @@ class ProgressLine:
         now = self._monotonic()
         if now - self._shown >= (TERMINAL_SECONDS if self._is_live else LINE_SECONDS):
             self._shown = now
-            self._print(f"{self.what}: {self._meter.at(done, total).text(self._unit)}")
+            self._print(f"{self.what}: {self._reading(done, total)}")
+
+    def _reading(self, done: int, total: int) -> str:
+        if self._is_wait and done >= total:
+            return f"for {span(self._monotonic() - self._begun)} so far"
+        return self._meter.at(done, total).text(self._unit)
 
     def of(self, what: str, done: int, total: int, unit: str = "events") -> None:
         """Report a part's progress; its first report begins the part."""
@@ -185,20 +192,28 @@ class ProgressLine:
             self.begin(what, unit, done)
         self.at(done, total)
 
+    def wait(self, what: str, done: int = 0, total: int = 0, unit: str = "events") -> None:
+        """Report a wait for others; its first report begins the part. It never counts as done, also
+        if all of its units are: the others have more to do."""
+        if what != self.what:
+            self.begin(what, unit, done)
+        self._is_wait = True
+        self.at(done, total)
+
     def note(self, text: str) -> None:
         """Print a sentence above the line, for example the reason for a wait."""
         self._console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     def end(self) -> None:
-        """Print the present part as done, if it had a report."""
-        if self._latest is not None:
+        """Print the present part as done, if it had a report and is no wait."""
+        if self._latest is not None and not self._is_wait:
             took = self._monotonic() - self._begun
             self._print(f"{self.what}: 100 %, {self._latest[0]:,} {self._unit} in {span(took)}")
 
     def leave(self) -> None:
         """Print the progress of the present part, and end it unfinished."""
         if self._latest is not None:
-            self._print(f"{self.what}: {self._meter.at(*self._latest).text(self._unit)}")
+            self._print(f"{self.what}: {self._reading(*self._latest)}")
             self._latest = None
 
     def _print(self, text: str) -> None:

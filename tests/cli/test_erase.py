@@ -236,7 +236,12 @@ def test_it_says_what_it_waits_for_and_the_same_command_continues(kafka, tmp_pat
             assert part in done.stdout, done
         assert asked_to_compact(tmp_path) == 20
         sent = loop._letters.num_letters
+        # The key is gone already, and the request is not: another wait, of which nothing is done.
         write_hold(tmp_path, "train", Hold(20, 20))
+        write_hold(tmp_path, "serve", Hold(20, 10))
+        done = run(s, "user:1", "--wait", "1")
+        assert done.exit_code == 1 and "an erasure that is still open has removed it; this continues it" in done.stderr
+        assert "waiting for serve: 100 %" not in done.stderr and "100 %, 0 deletes" not in done.stderr, done.stderr
         write_hold(tmp_path, "serve", Hold(20, 20))
         done = run(s, "user:1")
         assert done.exit_code == 0 and "found 0 times" in done.stdout and loop._letters.num_letters == sent
@@ -286,6 +291,19 @@ def test_letters_of_older_settings_go_and_those_of_a_topic_have_a_remedy(tmp_pat
     done = run(s, "nobody")
     assert done.exit_code == 0 and "removed 1 dead letter;" in done.stdout, done
     assert "kafka-delete-records.sh --bootstrap-server 127.0.0.1:1" in done.stdout and "--topic letters --add-config retention.ms" in done.stdout
+
+
+def test_a_proof_names_each_file_once_as_often_as_its_total_and_the_remedy(tmp_path):
+    write_log(tmp_path, *stream(50))
+    old = LocalDeadLetters(tmp_path / "deadletter", 10**6)
+    for n in range(3):
+        old.add(DeadLetter("t", 0, n, 0, "bad_time", "user:10000 is late", 5, b'{"src": "user:10000", "dst": 1}'))
+    old.flush()
+    (tmp_path / "left").write_text("user:10000")
+    done = run(settings(tmp_path), "user:10000", command="verify --deleted")
+    assert done.exit_code == 1 and [line.split(",")[0] for line in done.stderr.splitlines() if line.startswith("found")] == [
+        "found: key 1 in deadletter/current.jsonl", "found: key 1 in left"], done
+    assert "found 2 times. Dead letters: `streamd erase` removes them. Other files" in done.stdout
 
 
 def test_without_ingest_nothing_is_sent_and_keys_that_the_log_lacks_are_looked_for(tmp_path):

@@ -139,6 +139,22 @@ def test_a_work_that_fails_or_is_left_does_not_say_it_is_done(clock):
     assert "100 %" not in out.getvalue() and "waiting: 30 %" in out.getvalue()
 
 
+def test_a_wait_is_never_done_by_its_units(clock):
+    out = io.StringIO()
+    with ProgressLine(Console(file=out, width=40), "looking", monotonic=clock.monotonic) as line:
+        line.wait("waiting for serve", 5, 20)
+        clock.sleep(20)
+        line.wait("waiting for serve", 10, 20)
+        clock.sleep(20)
+        line.wait("waiting for serve", 20, 20)
+        clock.sleep(20)
+        line.wait("waiting for the store")
+        clock.sleep(20)
+        line.wait("waiting for the store")
+    assert out.getvalue().splitlines() == [
+        "waiting for serve: 50 %, 10 of 20 events, 0.25/s", "waiting for serve: for 40 s so far", "waiting for the store: for 20 s so far"]
+
+
 def test_a_terminal_gets_one_line_however_narrow_it_is(clock):
     screen = Screen()
     console = Console(file=screen, force_terminal=True, width=40, color_system=None)
