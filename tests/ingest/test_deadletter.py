@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from streamd.errors import DiskError
-from streamd.ingest.dead_letters.purge import PURGE_LOCK, LetterPurge, locked
+from streamd.ingest.dead_letters.purge import PURGE_LOCK, LetterPurge, lock_of
 from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from streamd.storage import DISK
 from tests.faults import Crash, FaultyDisk
@@ -163,7 +163,7 @@ def test_a_letter_that_another_process_is_writing_is_kept_whole(tmp_path):
     has_begun = threading.Event()
 
     def write():
-        with locked(tmp_path), (tmp_path / "current.jsonl").open("ab", buffering=0) as file:
+        with lock_of(tmp_path), (tmp_path / "current.jsonl").open("ab", buffering=0) as file:
             file.write(line[:20])
             has_begun.set()
             time.sleep(0.2)
