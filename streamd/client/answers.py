@@ -320,7 +320,7 @@ class ModelsResponse(_Answer, frozen=True):
 class TrialArm(_Answer, frozen=True, kw_only=True):
     """The figures of an arm, over the answers that are older than the horizon. difference: of the
     value a unit from the champion's, None for the champion and while it is too early. radius: half
-    the width of its interval."""
+    the width of its interval. is_sure: whether that excludes 0."""
 
     arm: str
     share: float
@@ -329,9 +329,12 @@ class TrialArm(_Answer, frozen=True, kw_only=True):
     answers: int
     pending: int
     outcomes: int
+    outcomes_a_unit: float
     value: float
+    value_a_unit: float
     difference: float | None
     radius: float | None
+    is_sure: bool
 
 
 class TrialResponse(_Answer, frozen=True):

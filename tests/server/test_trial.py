@@ -160,9 +160,15 @@ def test_the_figures_of_the_running_trial(worlds):
     assert answer["trial"] == "ranking" and not answer["mismatch"] and answer["uncounted"] == {"malformed": 1}
     assert [(a["arm"], a["units"], a["answers"], a["outcomes"]) for a in answer["arms"]] == [
         ("champion", 150, 150, 75), ("popularity", 90, 90, 0), ("rule", 120, 120, 25)]
+    assert [a["outcomes_a_unit"] for a in answer["arms"]] == [75 / 150, 0, 25 / 120] and not answer["arms"][0]["is_sure"]
     # Too few outcomes in one arm, and none of its own in the champion.
     assert [a["difference"] is None for a in answer["arms"]] == [True, True, False] and answer["arms"][2]["radius"] > 0
     state.close()
+
+    # A damaged state is an answer too.
+    state_path(world.path, "ranking").write_bytes(b"no database" * 1000)
+    damaged = world.client.get("/v1/trials")
+    assert damaged.status_code == 503 and "the state of the trial cannot be read" in damaged.json()["detail"]
 
 
 def test_a_damaged_state_of_a_trial_leaves_the_page_without_figures(tmp_path):

@@ -1,14 +1,14 @@
 """The `/v1` route of trials."""
 
 import asyncio
+import sqlite3
 
 from fastapi import APIRouter, Depends, HTTPException
 from pydantic import BaseModel, Field
 
 from streamd.server.http.query_names import refuse_unknown_parameters
 from streamd.server.state import State, require_key
-from streamd.trials.figures import ArmFigures, look
-from streamd.trials.trial_state import read_sums, state_path
+from streamd.trials.report import arm_fields, read_figures
 
 router = APIRouter(
     prefix="/v1", dependencies=[Depends(require_key), Depends(refuse_unknown_parameters)]
@@ -25,12 +25,15 @@ class TrialArm(BaseModel):
     answers: int
     pending: int = Field(description="newer answers, which count nowhere yet")
     outcomes: int
+    outcomes_a_unit: float
     value: float = Field(description="sum of the values of the outcomes")
+    value_a_unit: float
     difference: float | None = Field(
         description="value a unit minus that of the champion; null for the champion, and while it "
         "is too early"
     )
     radius: float | None = Field(description="half the width of the interval of the difference")
+    is_sure: bool = Field(description="whether that interval excludes 0")
 
 
 class TrialResponse(BaseModel):
@@ -43,37 +46,23 @@ class TrialResponse(BaseModel):
     uncounted: dict[str, int] = Field(description="reason -> records and events that do not count")
 
 
-@router.get("/trials", tags=["trials"], responses={404: {}})
+@router.get("/trials", tags=["trials"], responses={404: {}, 503: {}})
 async def trials(state: State) -> TrialResponse:
     """The figures of the trial that runs."""
     settings = state.settings
     if not settings.trials.name:
         raise HTTPException(404, "no trial runs on this server: trials.name is not set")
     # SQLite reads files, so another thread waits for it.
-    path = state_path(settings.data_dir, settings.trials.name)
-    sums = await asyncio.to_thread(read_sums, path)
-    if sums is None:
+    try:
+        figures = await asyncio.to_thread(read_figures, settings.data_dir, settings.trials.name)
+    except sqlite3.DatabaseError as error:
+        raise HTTPException(503, f"the state of the trial cannot be read: {error}") from None
+    if figures is None:
         raise HTTPException(404, "the role trial has written no figures on this machine yet")
-    figures, _ = look(sums)
     return TrialResponse(
         trial=figures.name,
         mismatch=figures.mismatch,
-        arms=[_arm(one) for one in figures.arms],
+        arms=[TrialArm(**arm_fields(one)) for one in figures.arms],
         uncounted=figures.reasons,
     )
 
-
-def _arm(one: ArmFigures) -> TrialArm:
-    difference = one.difference
-    return TrialArm(
-        arm=one.arm,
-        share=one.share,
-        units=one.units,
-        takers=one.takers,
-        answers=one.impressions,
-        pending=one.pending,
-        outcomes=one.outcomes,
-        value=one.value,
-        difference=None if difference is None else difference.mean,
-        radius=None if difference is None else difference.radius,
-    )
