@@ -38,4 +38,3 @@ class TrialOnPage:
     def content(self) -> dict[str, Any] | None:
         """The figures as JSON; None without a trial, and before its role has written any."""
         return self._content
-

@@ -65,4 +65,3 @@ async def trials(state: State) -> TrialResponse:
         arms=[TrialArm(**arm_fields(one)) for one in figures.arms],
         uncounted=figures.reasons,
     )
-
