@@ -32,6 +32,7 @@ def read_figures(data_dir: Path, trial: str) -> TrialFigures | None:
 def arm_fields(arm: ArmFigures) -> dict[str, Any]:
     """The figures of an arm. difference and radius: None for the champion and while it is too
     early. is_sure: whether the interval excludes 0."""
+    # A difference needs enough units in both arms.
     difference = arm.difference
     return {
         "arm": arm.arm,
@@ -70,6 +71,7 @@ def rows(figures: TrialFigures) -> list[tuple[str, ...]]:
 def notes(figures: TrialFigures) -> list[str]:
     """The sentences below the table; none if all records count and the shares are kept."""
     found = [MISMATCH] if figures.mismatch else []
+    # Without this sentence, all records count.
     if figures.reasons:
         counts = ", ".join(f"{number:,} {reason}" for reason, number in figures.reasons.items())
         found.append(f"Not counted: {counts}.")
