@@ -29,6 +29,7 @@
     |   `-- ManifestError      the bytes of a manifest are damaged
     |-- VersionError           a model version is unknown, incomplete, or does not fit the log
     |   `-- NewerSchemaError   it has sets or features that the log got after it was opened
+    |-- UntakenError           a move waits for ingest, which does not commit
     |-- DeviceError            the requested device cannot be used
     |   `-- DeviceMemoryError  it has too little free memory
     |-- RanksError             a rank of the trainer has ended, or the ranks differ
@@ -206,6 +207,15 @@ class VersionError(StreamdError):
 class NewerSchemaError(VersionError):
     """When a version has sets or features that were added to the log after it was opened. The
     reader of the log opens it again."""
+
+
+class UntakenError(StreamdError):
+    """A move of the champion waits for ingest, which does not commit. request: id of the move, ""
+    if it was not made because an earlier one waits."""
+
+    def __init__(self, message: str, action: str, request: str = "") -> None:
+        super().__init__(message, action)
+        self.request = request
 
 
 class DeviceError(StreamdError):

@@ -41,10 +41,11 @@ def damage_outside_the_log(settings: Settings) -> Iterator[str]:
     """Yield a line for each damaged file outside the log: versions, the trainer's checkpoint, and
     stored facts, memory and replay."""
     from streamd.registry import Registry
+    from streamd.registry.registry import find_damage
     from streamd.training.checkpoint import read_cursor
 
     if (settings.data_dir / "models").exists():
-        for name, error in Registry.of(settings).damage():
+        for name, error in find_damage(Registry.of(settings)):
             yield f"models/{name}: {error}"
     try:
         read_cursor(settings.data_dir / "train" / "checkpoints")

@@ -5,6 +5,7 @@ This module may import all packages: it assembles the parts of each role.
 
 import contextlib
 import errno
+import math
 import os
 import signal
 import threading
@@ -345,6 +346,7 @@ def _learn(
 ) -> None:
     """Learn until `stop` is set on the first rank. on_step: as of `Trainer`, None for none. Raises:
     FencedError if another trainer has taken over."""
+    from streamd.eventlog.delivery import Wait
     from streamd.eventlog.reader import LogReader
     from streamd.registry import Registry
     from streamd.training.trainer import Trainer
@@ -353,13 +355,18 @@ def _learn(
     # Several machines may share the directory of what is learned; each has a log of its own.
     paths = Paths.of(settings, "train")
 
+    def wait_for_ingest() -> None:
+        beat.touch("waiting for ingest")
+        if stop.is_set():
+            raise Stopped
+
     # The trainer waits for ingest to make the log. Where the log gets further sets or features, it
     # goes on with a new reader.
     while not ranks.broadcast(stop.is_set()):
         reader = LogReader.open(paths.log, keep_keys=False)
         if ranks.all(reader is not None):
             assert reader is not None
-            registry = Registry.of(settings, paths)
+            registry = Registry.of(settings, paths, Wait(math.inf, wait_for_ingest))
             on_step = on_step or (lambda _: None)
             with contextlib.suppress(Stopped):
                 Trainer(

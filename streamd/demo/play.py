@@ -373,7 +373,8 @@ def _finish(
 
     # The daemon's work in this time.
     per_window = [sum(r.seconds.values()) for r in records]
-    promoted = sum(1 for m in ModelJournal(data_dir / "models").moves() if m.action == "promote")
+    journal = ModelJournal(data_dir / "models", log=data_dir)
+    promoted = sum(1 for m in journal.moves() if m.action == "promote")
     console.print(
         f"{promoted:,} versions promoted, {len(records):,} windows, "
         f"{player.status.sent / seconds:,.0f} events/s through the whole daemon, "

@@ -94,7 +94,7 @@ class Commits:
 
         # After the first line of a newer format begin a new file: older releases refuse a log by
         # the format number at the start of its newest file.
-        if self._files.state.has_runs and not before.has_runs:
+        if self._files.state.outgrows(before):
             self.await_acks()
             self._files.journal.roll(self._files.state)
 

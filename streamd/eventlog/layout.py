@@ -11,7 +11,12 @@ KEYS = "nodes.keys"
 FEATURES = "node_features/updates.rows"
 LATE = f"{EDGES}/late.rows"
 DELETIONS = "deletions.log"
-APPENDED = (KEYS, FEATURES, LATE, DELETIONS)
+MOVES = "learned/moves.jsonl"
+WINDOWS = "learned/windows.jsonl"
+LEARNED = (MOVES, WINDOWS)
+"""The files of learned lines: moves of the champion, and records of windows. A line is a JSON
+object with the number of its commit as `seq`."""
+APPENDED = (KEYS, FEATURES, LATE, DELETIONS, *LEARNED)
 """The files that commits append to, besides the segments."""
 
 ORDER = "_order"

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from crc32c import crc32c
 
 from streamd.errors import DiskError
 from streamd.eventlog.checksums import check_after
 from streamd.eventlog.commit_rows import append_rows
 from streamd.eventlog.journal.changelog_position import ChangelogId, ChangelogPosition, PositionFile
-from streamd.eventlog.journal.journal import JournalWriter, LogState, SegmentState
-from streamd.eventlog.layout import EDGES, segment_path
+from streamd.eventlog.journal.journal import NOTHING, JournalWriter, LogState, SegmentState
+from streamd.eventlog.layout import APPENDED, EDGES, segment_path
 from streamd.eventlog.recovery import (
     last_state,
     lock_directory,
@@ -82,8 +83,8 @@ class LogFiles:
         """Whether it takes no more commits because `close` was called."""
 
         # Take the lock before anything is read; release it if the log cannot be opened.
-        for folder in ("journal", EDGES, "node_features"):
-            (data_dir / folder).mkdir(parents=True, exist_ok=True)
+        for path in ("journal/x", f"{EDGES}/x", *APPENDED):
+            (data_dir / path).parent.mkdir(parents=True, exist_ok=True)
         self.lock = lock_directory(data_dir / "lock")
         """Descriptor of the lock on the directory, held until `close`."""
         with self.unlock_on_failure():
@@ -228,6 +229,18 @@ class LogFiles:
         self.disk.write(fd, data, offset)
         self._unsynced[fd] = None
 
+    def append(self, path: str, data: bytes) -> dict[str, Any]:
+        """Step 1 for an append-only file: write bytes after its committed ones. Returns: the
+        journal's entry for them."""
+        old = self.state.files.get(path, NOTHING)
+        self.write(self.appended[path], data, old.num_bytes)
+        return {
+            "path": path,
+            "bytes": [old.num_bytes, old.num_bytes + len(data)],
+            "crc": crc32c(data),
+            "total": crc32c(data, old.crc),
+        }
+
     def forget_unsynced(self, fd: int) -> None:
         """Exclude a file from step 2: it is closed, because another file replaces it."""
         self._unsynced.pop(fd, None)
@@ -282,6 +295,11 @@ class LogFiles:
         if segment is not None and self.segment is not None:
             rows = segment.rows_per_set or (segment.num_edges,)
             self.segment.raise_counts(rows, segment.num_labels)
+
+    def sync_publication(self) -> None:
+        """Make the published position durable. A power cut may else restore an older one, until
+        recovery publishes all commits."""
+        self.disk.sync(self._published)
 
     def move(self, position: ChangelogPosition) -> None:
         """Write the log's position in the changelog; all commits before it must be durable."""

@@ -196,7 +196,7 @@ class LogApplier:
         self._lines.clear()
         # After the first line of a newer format begin a journal file, as the leader does: older
         # releases refuse a log by the format number at the start of its newest file.
-        if self.state.has_runs and not before.has_runs:
+        if self.state.outgrows(before):
             self.files.journal.roll(self.state)
         return before
 

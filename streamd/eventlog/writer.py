@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from crc32c import crc32c
 
 from streamd.errors import ChangelogError
 from streamd.eventlog.commit_rows import appended_bytes, read_keys
@@ -21,6 +20,7 @@ from streamd.eventlog.journal.journal import (
     changed_progress,
 )
 from streamd.eventlog.layout import FEATURES
+from streamd.eventlog.line_outbox import OutboxCommits
 from streamd.eventlog.log_files import MAX_COMMIT_ROWS, MAX_IN_FLIGHT, LogFiles
 from streamd.eventlog.lookup import EdgeLookup
 from streamd.eventlog.node_features import widened
@@ -80,6 +80,7 @@ class LogWriter:
             self.commits.heartbeat()
             self.newest_us = newest_time(data_dir, self.state)
             self._lookup = EdgeLookup(data_dir)
+            self._outbox = OutboxCommits(self.files, self.commits)
             if schema != self.schema:
                 self._widen(schema)
 
@@ -168,16 +169,9 @@ class LogWriter:
             changes.append(self.files.append_rows(batch))
             segments.append(self.files.segment_state())
         for path, data in appended_bytes(self.schema, self.state, batch):
-            old = self.state.files.get(path, NOTHING)
-            self.files.write(self.files.appended[path], data, old.num_bytes)
-            changes.append(
-                {
-                    "path": path,
-                    "bytes": [old.num_bytes, old.num_bytes + len(data)],
-                    "crc": crc32c(data),
-                    "total": crc32c(data, old.crc),
-                }
-            )
+            changes.append(self.files.append(path, data))
+        learned = self._outbox.take()
+        changes += learned.pop("files", ())
 
         # Steps 2 to 4: make them durable, append the journal's line, publish the commit.
         fields = {
@@ -186,20 +180,23 @@ class LogWriter:
             "watermark": watermark,
             "files": changes,
             "progress": changed_progress(self.state.progress, progress),
+            **learned,
         }
         if gaps:
             fields["gaps"] = [list(g) for g in gaps]
         self.commits.append(segments, fields)
+        self._outbox.clear()
         if batch.num_edges:
             self.newest_us = int(batch.time_E[-1])
 
     def show_acknowledged(self) -> int:
-        """Publish the commits that the changelog has acknowledged meanwhile. Returns: the newest
-        published commit.
+        """Commit the outbox, and publish the commits that the changelog has acknowledged meanwhile.
+        Returns: the newest published commit.
 
         The loop calls this even if no commit waits, because it also shows other machines that the
         writer runs. Raises: DiskError, KafkaError, ChangelogError.
         """
+        self._outbox.commit()
         if self.commits.has_changelog:
             with self.files.change():
                 self.commits.publish_acknowledged()

@@ -1,25 +1,35 @@
-"""The registry's journal: one JSON line for each move, with the new champion, the author, the time
+"""The moves of the champion: one JSON line for each, with the new champion, the author, the time
 and the reason.
 
-`aliases.json` repeats the last move for other tools. If several machines share a log, `shown.json`
-has the newest move that all of them know; servers follow that one.
+They are lines of the log, in `learned/moves.jsonl`. In a directory without a log, and if several
+machines share the log, they are in `models/journal.jsonl`; `shown.json` then has the newest move
+that all machines know, which servers follow. `aliases.json` repeats the last move for other tools.
 """
 
 import contextlib
 import os
 import time
+import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
 import structlog
 
+from streamd.errors import UntakenError
+from streamd.eventlog import line_outbox as outbox
+from streamd.eventlog.delivery import WAIT, Wait
+from streamd.eventlog.layout import MOVES
+from streamd.eventlog.learned_lines import LearnedLines
 from streamd.registry.locks import moves_lock
-from streamd.storage import DISK, TAIL_BYTES, Disk, append_durably, write_durably
+from streamd.storage import DISK, TAIL_BYTES, Disk, write_durably
 
 logger = structlog.get_logger()
+TRAINER = "trainer"
+"""Author of the moves that the trainer makes by itself."""
 RECENT = 20
 """Number of the newest moves on the status page."""
 
@@ -30,7 +40,7 @@ class Move:
 
     time: wall time in seconds. action: promote, prove or rollback. champion: the version that
     serves from then on. shadow: the last proven version, kept for a rollback. request: id of the
-    request of another machine that caused it, "" for none.
+    request that caused it, of another machine or by hand; "" for none.
     """
 
     time: float
@@ -48,11 +58,19 @@ class Move:
 
 
 class ModelJournal:
-    """Reads and appends `models/journal.jsonl`, under a lock that trainer, server and command line
-    share."""
+    """Reads and appends the moves, under a lock that trainer, server and command line share."""
 
-    def __init__(self, folder: Path, disk: Disk = DISK) -> None:
-        self._path = folder / "journal.jsonl"
+    def __init__(
+        self,
+        folder: Path,
+        disk: Disk = DISK,
+        log: Path | None = None,
+        wait: Wait = WAIT,
+    ) -> None:
+        """folder: of the versions. log: directory of the log that takes the moves, None if they
+        stay outside it."""
+        self._local = folder / "journal.jsonl"
+        self._lines = LearnedLines(log, MOVES, self._local, disk, wait)
         self._aliases = folder / "aliases.json"
         self._shown = folder / "shown.json"
         self._disk = disk
@@ -61,22 +79,40 @@ class ModelJournal:
         self._recent: deque[Move] = deque(maxlen=RECENT)
         self._at = self._num_moves = self._inode = 0
         folder.mkdir(parents=True, exist_ok=True)
-        self.lock = moves_lock(folder)
+        self.file_lock = moves_lock(folder)
+
+    @property
+    def wait(self) -> Wait:
+        """The wait for ingest to take a move."""
+        return self._lines.wait
+
+    @wait.setter
+    def wait(self, wait: Wait) -> None:
+        self._lines.wait = wait
+
+    @property
+    def lock(self) -> AbstractContextManager[None]:
+        """The lock of moves; a thread that has it may take it again. It is given once all
+        moves so far are made. Raises: UntakenError."""
+        return self._changing()
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        with self.file_lock:
+            self._lines.settle()
+            yield
 
     def moves(self) -> list[Move]:
         """Read all moves, oldest first, without a torn last line and lines that are no moves."""
-        try:
-            lines = self._path.read_bytes().splitlines(keepends=True)
-        except FileNotFoundError:
-            return []
-        # A kill left a torn last line; the next move overwrites it.
-        return [move for line in lines if line.endswith(b"\n") and (move := self._decoded(line))]
+        lines = self._lines.source().lines()
+        return [move for line in lines if (move := self._decoded(line))]
 
     def recent(self) -> tuple[list[Move], int]:
         """The newest RECENT moves, oldest first, and the number of all. It reads only the lines
         since the last call. Owner: one thread."""
+        source = self._lines.source()
         try:
-            with self._path.open("rb") as file:
+            with source.path.open("rb") as file:
                 # The file was replaced or cut: read it from its beginning.
                 status = os.fstat(file.fileno())
                 if status.st_ino != self._inode or status.st_size < self._at:
@@ -85,7 +121,7 @@ class ModelJournal:
                     self._recent.clear()
                 file.seek(self._at)
                 for line in file:
-                    if not line.endswith(b"\n"):
+                    if not source.has(line):
                         break
                     self._at += len(line)
                     if move := self._decoded(line):
@@ -97,18 +133,19 @@ class ModelJournal:
 
     def last(self) -> Move | None:
         """Read the newest move, None if there is none yet."""
+        source = self._lines.source()
         # It is nearly always in the last few KiB.
         try:
-            with self._path.open("rb") as file:
+            with source.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - TAIL_BYTES))
-                lines = file.read().split(b"\n")[:-1]
+                lines = file.read().splitlines(keepends=True)
         except FileNotFoundError:
             return None
 
         # The first line of the tail may have lost its beginning.
         for line in reversed(lines[1:] if size > TAIL_BYTES else lines):
-            if move := self._decoded(line):
+            if source.has(line) and (move := self._decoded(line)):
                 return move
 
         # No move in the tail: it holds bad lines only, or a part of a very long one.
@@ -127,7 +164,7 @@ class ModelJournal:
                 self.passed_over[line] = str(error)
                 logger.error(
                     "move_passed_over",
-                    file=str(self._path),
+                    file=str(self._lines.source().path),
                     error=str(error),
                     line=line[:200].decode(errors="replace"),
                 )
@@ -145,7 +182,8 @@ class ModelJournal:
         """Append a move durably, unless champion and shadow are the same already.
 
         shadow: None keeps the present one; if there is none, the champion becomes it. request: its
-        id; then the move is always appended. "" for none.
+        id; then the move is always appended. "" for none. Raises: UntakenError if the log takes the
+        move only later.
         """
         with self.lock:
             last = self.last()
@@ -160,20 +198,40 @@ class ModelJournal:
                 shadow=shadow,
                 who=who,
                 why=why,
-                request=request or "",
+                request=request or ("" if who == TRAINER else uuid.uuid4().hex),
             )
             # The journal is authoritative; after a kill here the aliases lack its last move.
-            append_durably(self._path, move.line(), self._disk)
+            self._append(move)
             self._write_aliases(move)
             return move
+
+    def _append(self, move: Move) -> None:
+        self._lines.append([move.line()], move.request)
+        # A damaged outbox is set aside without an error.
+        if self._lines.in_log is not None and self.last() != move:
+            raise UntakenError("The move was damaged on its way into the log.", "repeat it.")
+
+    def is_on_its_way(self, request: str) -> bool:
+        """Whether the move of this id waits for ingest."""
+        # The id is a string in the move's JSON.
+        log = self._lines.in_log
+        batch = None if log is None else outbox.read(log, self._disk)
+        id_field = msgspec.json.encode(request)
+        return batch is not None and any(id_field in bytes(line) for _, line in batch.lines)
 
     def replace(self, moves: Sequence[Move]) -> None:
         """Replace all moves by these, at least one: a follower's journal is a copy of the
         trainer's."""
         with self.lock:
             text = b"".join(move.line() for move in moves)
-            write_durably(self._path, text, self._disk)
+            write_durably(self._local, text, self._disk)
             self._write_aliases(moves[-1])
+
+    def copy_from(self, log: Path) -> None:
+        """Copy the moves of a log to the local file, which is missing if this machine had the log
+        alone until now."""
+        with self.file_lock:
+            self._lines.copy_to_local(log)
 
     def show(self, move: Move | None) -> None:
         """Let servers follow a move that all machines know, None if there is none yet. It is

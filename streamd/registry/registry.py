@@ -15,9 +15,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from streamd.errors import VersionError
+from streamd.eventlog.delivery import WAIT, Wait
 from streamd.eventlog.journal.tail import JournalTail
 from streamd.registry.candidate import Candidate, PublishResult, Weights
-from streamd.registry.journal import ModelJournal, Move
+from streamd.registry.journal import TRAINER, ModelJournal, Move
 from streamd.registry.manifest import (
     MEMORY,
     REMOVE,
@@ -27,6 +28,7 @@ from streamd.registry.manifest import (
     memory_names,
     read_manifest,
 )
+from streamd.settings.log import LogSettings
 from streamd.settings.paths import Paths
 from streamd.settings.tree import Settings
 from streamd.storage import DISK, Disk, ImmutableFile, remove_scratch, write_folder_durably
@@ -34,6 +36,8 @@ from streamd.tensors import file_checksum
 
 logger = structlog.get_logger()
 FOLDER = "models"
+ONE_MACHINE = LogSettings()
+"""Settings of a log that no other machine has."""
 DROPPED = ".dropped"
 """Ending of a version's folder that is being removed, so that a kill leaves no half version."""
 NAME = re.compile(r"\d+-\d+(-\d+)?", re.ASCII)
@@ -58,26 +62,37 @@ class Registry:
     Safe to use from several processes, each with its own object.
     """
 
-    def __init__(self, paths: Paths, keep: int, is_shared: bool = False, disk: Disk = DISK) -> None:
-        """keep: number of the newest versions to keep. is_shared: whether a move serves only after
-        other machines of the log know it."""
+    def __init__(
+        self,
+        paths: Paths,
+        keep: int,
+        log: LogSettings = ONE_MACHINE,
+        disk: Disk = DISK,
+        wait: Wait = WAIT,
+    ) -> None:
+        """keep: number of the newest versions to keep. log: whether other machines have the log;
+        with a store, a move then serves only after they know it."""
         self._log_folder = paths.log
         self._keep = keep
-        self._is_shared = is_shared
+        self._is_shared = bool(log.name and log.store)
         self._disk = disk
         self.folder = paths.learned / FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.journal = ModelJournal(self.folder, disk)
+        # Other machines get the moves by the models topic.
+        is_in_log = paths.log == paths.learned and not log.name
+        self.journal = ModelJournal(self.folder, disk, paths.log if is_in_log else None, wait)
+        if log.name and not log.follows:
+            self.journal.copy_from(paths.log)
         self.passed_over: dict[str, str] = {}
         """Folders that are no versions -> why, as of the last call of `names`."""
         self._manifests: dict[str, tuple[tuple[int, int], Manifest]] = {}
         """Manifests read, by name, with inode and time of change of the file each came from."""
 
     @classmethod
-    def of(cls, settings: Settings, paths: Paths | None = None) -> "Registry":
+    def of(cls, settings: Settings, paths: Paths | None = None, wait: Wait = WAIT) -> "Registry":
         """The registry under these settings. paths: by default those of a server."""
-        is_shared = bool(settings.log.name and settings.log.store)
-        return cls(paths or Paths.of(settings, "serve"), settings.registry.keep, is_shared)
+        paths = paths or Paths.of(settings, "serve")
+        return cls(paths, settings.registry.keep, settings.log, wait=wait)
 
     def publish(self, candidate: Candidate, incumbent: str | None = None) -> PublishResult:
         """Let the gate judge the candidate, write it, make it champion if it may serve, and drop
@@ -102,7 +117,7 @@ class Registry:
             self.prune()
             return PublishResult(name, False, f"{decision.reason}; learned beside {serving}")
         # Write it durably before the journal names it: a kill between leaves an unused version.
-        self.journal.move("promote", name, "trainer", decision.reason)
+        self.journal.move("promote", name, TRAINER, decision.reason)
         self.prune()
         return PublishResult(name, True, decision.reason)
 
@@ -140,7 +155,7 @@ class Registry:
         """
         try:
             manifest = self.manifest(name)
-            self._check_files(manifest)
+            self.check_files(manifest)
         except (VersionError, OSError):
             return False
         # Before format 2 a manifest has no checksums.
@@ -174,7 +189,7 @@ class Registry:
         """The champion if an operator, not the trainer, moved it last."""
         last = self.journal.last()
         # The trainer's own moves are no news to it.
-        return last.champion if last and last.who != "trainer" else None
+        return last.champion if last and last.who != TRAINER else None
 
     def names(self) -> list[str]:
         """Names of all versions with a readable manifest, oldest first.
@@ -235,7 +250,7 @@ class Registry:
 
         # Check the checksums first: damaged tensors might still load.
         try:
-            self._check_files(manifest, ["model.safetensors"])
+            self.check_files(manifest, ["model.safetensors"])
             weights = load_file(self.folder / name / "model.safetensors")
         except (SafetensorError, OSError) as error:
             raise VersionError(f"Version {name} cannot be read: {error}.", REMOVE) from None
@@ -258,7 +273,7 @@ class Registry:
         names = memory_names(manifest)
         return not names or (self.folder / manifest.name / names[0]).exists()
 
-    def _check_files(self, manifest: Manifest, names: Iterable[str] | None = None) -> None:
+    def check_files(self, manifest: Manifest, names: Iterable[str] | None = None) -> None:
         """Check files of a version, by default all that it must have, against the manifest's
         checksums.
 
@@ -274,18 +289,12 @@ class Registry:
                     f"{file} of version {manifest.name} differs from its checksum.", REMOVE
                 )
 
-    def damage(self) -> Iterator[tuple[str, str]]:
-        """Yield (name, error) for each damaged version, for `streamd verify`."""
-        for path in sorted(self.folder.iterdir()):
-            if path.is_dir() and not path.name.startswith("."):
-                try:
-                    self._check_files(self.manifest(path.name))
-                except (VersionError, OSError) as error:
-                    yield path.name, str(error)
-
     def sweep(self) -> None:
-        """Remove the partial files of a process that was killed while it wrote or dropped a
-        version. The trainer calls it at its start."""
+        """Finish the moves of a process that was killed, and remove the partial files of one that
+        was killed while it wrote or dropped a version. The trainer calls it at its start."""
+        # The lock is given once the log has all moves.
+        with self.journal.lock:
+            pass
         # Partly written folders end in .tmp, partly dropped ones in DROPPED; both begin with a dot.
         remove_scratch(self.folder, self._disk)
         for path in self.folder.glob(f".*{DROPPED}"):
@@ -301,14 +310,6 @@ class Registry:
             self._check_servable(name)
             return self.journal.move("promote", name, who, why, request=request)
 
-    def promote_again(self, why: str) -> Move:
-        """Append a move that names the present champion again, for machines that know newer moves
-        than this one."""
-        with self.journal.lock:
-            champion = self.champion()
-            assert champion is not None
-            return self.journal.move("promote", champion, "trainer", why, request="")
-
     def shadow(self) -> str | None:
         """Name of the last proven version, None if there is none yet."""
         last = self.journal.last()
@@ -321,7 +322,7 @@ class Registry:
         with self.journal.lock:
             champion = self.champion()
             assert champion is not None
-            self.journal.move("prove", champion, "trainer", why, shadow=name)
+            self.journal.move("prove", champion, TRAINER, why, shadow=name)
 
     def rollback(self, who: str, why: str, request: str | None = None) -> Move:
         """Make the shadow, which is the last proven version, champion. request: as of
@@ -345,7 +346,7 @@ class Registry:
         VersionError."""
         manifest = self.load(name).manifest
         try:
-            self._check_files(manifest)
+            self.check_files(manifest)
         except OSError as error:
             raise VersionError(f"Version {name} cannot be read: {error}.", REMOVE) from None
         edge = manifest.edge
@@ -431,6 +432,25 @@ class Registry:
         self._disk.remove_folder(scratch)
         self._disk.replace(self.folder / name, scratch)
         self._disk.remove_folder(scratch)
+
+
+def promote_again(registry: Registry, why: str) -> Move:
+    """Append a move that names the present champion again, for machines that know newer moves than
+    this one."""
+    with registry.journal.lock:
+        champion = registry.champion()
+        assert champion is not None
+        return registry.journal.move("promote", champion, TRAINER, why, request="")
+
+
+def find_damage(registry: Registry) -> Iterator[tuple[str, str]]:
+    """Yield (name, error) for each damaged version, for `streamd verify`."""
+    for path in sorted(registry.folder.iterdir()):
+        if path.is_dir() and not path.name.startswith("."):
+            try:
+                registry.check_files(registry.manifest(path.name))
+            except (VersionError, OSError) as error:
+                yield path.name, str(error)
 
 
 def read_manifests(registry: Registry) -> list[Manifest]:

@@ -9,7 +9,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -18,7 +18,11 @@ from pathlib import Path
 from streamd.errors import DiskError, StoreError, StreamdError
 from streamd.eventlog.journal.journal import LogState, journal_files, read_lines
 from streamd.eventlog.journal.tail import JournalTail
+from streamd.eventlog.layout import MOVES
+from streamd.eventlog.learned_lines import LineSource
 from streamd.eventlog.recovery import last_state, lock_directory
+from streamd.registry.journal import decoded_moves
+from streamd.registry.registry import FOLDER
 from streamd.roles import FOLDER as ROLES_FOLDER
 from streamd.roles import HEARTBEAT, LOCK, ROLES, folder_of, make_folder
 from streamd.storage import BLOCK_BYTES, DISK, Disk, link_or_copy
@@ -90,6 +94,7 @@ def list_in_place(data_dir: Path) -> Iterator[Snapshot]:
         try:
             learned = _list_files(data_dir)
             state, journals, stats = _link_log(data_dir, data_dir, DISK)
+            _check_champion_is_there(data_dir, state, learned)
             break
         except (FileNotFoundError, _Changed):
             time.sleep(PAUSE_SECONDS)
@@ -107,6 +112,7 @@ def _take(data_dir: Path, folder: Path, disk: Disk) -> Snapshot:
             # Versions first, so that none is beyond the log's state.
             learned = _link_versions_and_roles(data_dir, folder, disk)
             state, journals, stats = _link_log(data_dir, folder, disk)
+            _check_champion_is_there(data_dir, state, learned)
             return Snapshot(folder, state, list(learned), journals, learned | stats)
         except (FileNotFoundError, _Changed):
             time.sleep(PAUSE_SECONDS)
@@ -150,6 +156,17 @@ def _link_versions_and_roles(data_dir: Path, folder: Path, disk: Disk) -> dict[s
     if _list_files(data_dir) != before:
         raise _Changed
     return before
+
+
+def _check_champion_is_there(data_dir: Path, state: LogState, learned: Collection[str]) -> None:
+    """Check that the versions that the log's newest move names are among the linked files. Raises:
+    _Changed if they are not, because the move was made meanwhile."""
+    lines = LineSource(data_dir / MOVES, state.seq).lines()
+    for move in decoded_moves(b"".join(lines[-1:])):
+        for version in (move.champion, move.shadow):
+            path = f"{FOLDER}/{version}/manifest.json"
+            if path not in learned and (data_dir / path).exists():
+                raise _Changed
 
 
 def _list_files(data_dir: Path) -> dict[str, FileStat]:

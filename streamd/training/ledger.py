@@ -20,6 +20,7 @@ from streamd.models.memory.files import MemoryFiles
 from streamd.ranks import ALONE, Ranks
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, PublishResult
+from streamd.registry.journal import TRAINER
 from streamd.roles import FACTS
 from streamd.settings.loading import BootstrapSettings
 from streamd.settings.paths import Paths
@@ -241,7 +242,7 @@ class Ledger:
     def rollback(self, why: str) -> None:
         """Make the shadow the champion again. why: the reason, for the journal."""
         if self._ranks.is_first:
-            self._versions.rollback("trainer", why)
+            self._versions.rollback(TRAINER, why)
 
     # Results of a step, and the position of a restart
 

@@ -52,7 +52,7 @@ def test_format_2_has_no_terms_and_one_set():
 
 
 @pytest.mark.parametrize(("changed", "says"), [
-    ({"format": 6}, "format 6, this streamd reads up to 5"),
+    ({"format": 7}, "format 7, this streamd reads up to 6"),
     ({"format": 1}, "format 1"),
     ({"segments": [[0, 5, 1, 10, 0, [3, 1]]]}, "has 5 edges, its sets have")])
 def test_a_checkpoint_of_what_is_not_known_is_refused_by_name(changed, says):

@@ -20,7 +20,7 @@ from streamd.registry.candidate import Candidate, TrainResult
 from streamd.registry.gate import decide, is_below_rule
 from streamd.registry.journal import ModelJournal, decoded_moves
 from streamd.registry.locks import MOVES
-from streamd.registry.registry import memory_names, read_manifests
+from streamd.registry.registry import memory_names, promote_again, read_manifests
 from streamd.settings.loading import ModelSettings, TrainingSettings
 from streamd.storage import TAIL_BYTES, ImmutableFile
 from streamd.tensors import file_checksum
@@ -272,7 +272,7 @@ OPERATIONS = {
     "prove": lambda r: r.prove("13-3", "as good"),
     "drop_before": lambda r: r.drop_before(1),
     "prune": lambda r: r.prune(),
-    "promote_again": lambda r: r.promote_again("newer moves elsewhere"),
+    "promote_again": lambda r: promote_again(r, "newer moves elsewhere"),
 }
 RIVALS = {
     "promote": lambda r: r.promote("12-2", "operator", ""),
@@ -291,7 +291,7 @@ def test_champion_and_shadow_are_there_whatever_another_process_does_between_two
         ours, other = (Registry.of(settings(path, registry__keep=2)) for _ in range(2))
         for n in (1, 2, 3):
             ours.publish(replace(candidate(n), parent="12-2" if n == 3 else ""))
-        other.journal.lock = FileLock(ours.folder / MOVES, timeout=0)
+        other.journal.file_lock = FileLock(ours.folder / MOVES, timeout=0)
         waits, reads = [], itertools.count()
 
         def act(other=other):

@@ -21,7 +21,7 @@ def files_of(path, published_only=True):
     if tail is None:
         return {}
     state = tail.state
-    out = {p: (path / p).read_bytes()[: state.files.get(p, NOTHING).num_bytes] for p in APPENDED}
+    out = {p: (path / p).read_bytes()[: state.files.get(p, NOTHING).num_bytes] if p in state.files else b"" for p in APPENDED}
     for segment in state.segments:
         place = path / segment.path
         for file in sorted(place.iterdir()) if place.is_dir() else [place]:

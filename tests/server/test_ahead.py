@@ -40,6 +40,8 @@ def test_a_version_ahead_of_the_log_is_waited_for_and_not_refused(tmp_path):
     edge = leader.registry.manifest(leader.registry.champion()).edge
     write_log(tmp_path / "replica", src[: edge - 20], dst[: edge - 20], time[: edge - 20], SCHEMA, tails=(50,))
     shutil.copytree(tmp_path / "leader/models", tmp_path / "replica/models")
+    # On a replica the models topic brings the moves.
+    (tmp_path / "replica/models/journal.jsonl").write_bytes(b"".join(move.line() for move in leader.registry.journal.moves()))
     replica = World(tmp_path / "replica", log__name="t", log__member="replica")
     replica.run()
     wait(lambda: replica.engine.status.edge == edge - 20)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from streamd.cli.main import app as cli
 from streamd.errors import VersionError
+from streamd.eventlog.layout import MOVES
 from streamd.events import Schema
 from streamd.roles import FACTS, MEMORY, folder_of
 from streamd.serving import retention_hold
@@ -139,7 +140,7 @@ def test_strangers_beside_the_versions_are_named_and_passed_over_by_api_and_comm
     (folder / "lost+found").mkdir()
     (folder / "5-5" / "manifest.json").mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
-    with (folder / "journal.jsonl").open("ab") as file:
+    with (world.path / MOVES).open("ab") as file:
         file.write(b"\x00\xff not a move\n[]\n\n")
     assert world.registry.names() == names and world.registry.champion() == champion
     world.start()
@@ -148,7 +149,7 @@ def test_strangers_beside_the_versions_are_named_and_passed_over_by_api_and_comm
     assert [v["name"] for v in status["versions"]] == names[::-1] and status["champion"] == champion
     told = world.client.get("/v1/models").json()
     assert [v["name"] for v in told["versions"]] == names and told["passed_over"] == status["passed_over"]
-    assert {f"{champion} (copy)", "99-99", "lost+found", "5-5", "journal.jsonl: []"} < set(told["passed_over"])
+    assert {f"{champion} (copy)", "99-99", "lost+found", "5-5", "moves.jsonl: []"} < set(told["passed_over"])
     assert f"copy of version {champion}" in told["passed_over"]["99-99"] and len(told["passed_over"]) == 6
     listed = CliRunner().invoke(cli, ["models", "list", "--data-dir", str(world.path)])
     structlog.reset_defaults()

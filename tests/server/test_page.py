@@ -20,7 +20,14 @@ from typer.testing import CliRunner
 from streamd.cli.main import app as cli
 from streamd.client import Client
 from streamd.clock import SystemClock
-from streamd.eventlog.journal.changelog_position import UNKNOWN, ChangelogPosition, PositionFile
+from streamd.eventlog.delivery import Wait
+from streamd.eventlog.journal.changelog_position import (
+    CHANGELOG,
+    UNKNOWN,
+    ChangelogPosition,
+    PositionFile,
+)
+from streamd.eventlog.layout import MOVES
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress
@@ -97,6 +104,7 @@ class Small(Served):
         world = World(path, server__api_keys=["reader"], server__admin_keys=["admin"], registry__gate_events=500)
         world.train()
         self.writer = LogWriter(path, SCHEMA, 100_000)
+        world.registry.journal.wait = Wait(5, self.writer.show_acknowledged)
         # The other roles, which do not run, stay in their first minute.
         world.state.page._begun = math.inf
         super().__init__(world)
@@ -520,6 +528,7 @@ def test_the_page_says_what_this_machine_is_to_the_log(browser, served, monkeypa
         page.wait_for_selector(f"#part:has-text('This machine {sentence}.')")
         assert page.inner_text("#member") == short
     close(page, served)
+    (path / CHANGELOG).unlink()
 
 
 def test_a_note_of_the_settings_is_under_the_title_as_text(browser, served, monkeypatch):
@@ -585,11 +594,11 @@ def test_the_page_names_what_is_no_version_and_shows_the_rest(browser, served):
     for name, scores in (("1-1", {"mrr": 0.5}), ("1-2", {"ap": 0.5})):
         (folder / name).mkdir()
         (folder / name / "manifest.json").write_text(json.dumps(known | {"name": name, "scores": {"live": scores}}))
-    with (folder / "journal.jsonl").open("a") as file:
+    with (registry.folder.parent / MOVES).open("a") as file:
         file.write("neither\n" + json.dumps(asdict(last) | {"time": 1e300}) + "\n")
     page = opened(browser, served)
     page.wait_for_selector("#strangers:has-text('lost+<b>found')")
-    assert "journal.jsonl: neither" in page.inner_text("#strangers") and page.inner_text("#state") == "answering"
+    assert "moves.jsonl: neither" in page.inner_text("#strangers") and page.inner_text("#state") == "answering"
     page.click("#more-versions")
     assert page.locator("#versions th[title='1-1']").count() == 1
     close(page, served)

@@ -5,6 +5,7 @@ import os
 import socket
 import time
 import types
+from contextlib import closing
 
 import hypothesis
 import numpy as np
@@ -14,6 +15,9 @@ from kafka.errors import KafkaTimeoutError
 
 from streamd.decode.decoder import make_decoder
 from streamd.errors import KafkaError, SettingsError
+from streamd.eventlog.delivery import Wait
+from streamd.eventlog.writer import LogWriter
+from streamd.registry.registry import read_manifests
 from streamd.server.http.event_forwarding import Forwarder
 from streamd.settings.loading import check_access, load_settings, schema_of
 from streamd.settings.sets import EdgeSetSettings, FeatureSettings
@@ -191,6 +195,25 @@ def test_a_version_is_promoted_and_rolled_back_by_rest_with_a_reason(tmp_path):
     assert (last.who, last.why) == ("api", "it was better")
     back = world.client.post("/v1/models/rollback", json=why, headers=admin)
     assert back.status_code == (409 if last.shadow == older else 200)
+    world.stop()
+
+
+def test_a_promotion_that_ingest_does_not_commit_in_time_is_accepted_and_made_once_it_does(tmp_path):
+    write_log(tmp_path, *stream(400), SCHEMA, watermark=100 * HOUR)
+    world = World(tmp_path)
+    world.train()
+    world.registry.journal.wait = Wait(0.02)
+    world.start()
+    older = next(m.name for m in read_manifests(world.registry) if world.registry.is_servable(m) and m.name != world.registry.champion())
+    with closing(LogWriter(tmp_path, SCHEMA)) as ingest:
+        request = post(world, f"/v1/models/{older}/promote", {"why": "better"}, 202)["request"]
+        assert world.client.get(f"/v1/models/requests/{request}").json()["state"] == "waiting" and world.registry.champion() != older
+        assert "has not taken earlier lines" in post(world, "/v1/models/rollback", {"why": "and back"}, 503)["detail"]
+        ingest.show_acknowledged()
+        outcome = world.client.get(f"/v1/models/requests/{request}").json()
+        assert outcome["state"] == "done" and outcome["moved"]["champion"] == older == world.registry.champion()
+        assert world.client.get("/v1/models/requests/unknown").status_code == 404
+    wait(lambda: world.engine.status.version == older)
     world.stop()
 
 

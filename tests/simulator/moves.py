@@ -7,7 +7,7 @@ from streamd.errors import VersionError
 from streamd.registry import Registry
 from streamd.registry.journal import Move, decoded_moves
 from streamd.registry.outcome import Waiting
-from streamd.registry.registry import read_manifests
+from streamd.registry.registry import find_damage, read_manifests
 from streamd.replica.models.state import ModelsState
 from streamd.replica.move_requests import moves_by_request
 from streamd.store.changelog import models_topic
@@ -120,5 +120,5 @@ class Moves:
             if machine.settings.log.follows and (lost := [move for move in self.state.moves[:self._num_settled] if move not in registry.journal.moves()]):
                 raise Failure(f"{machine.name} lacks the moves {lost[:3]}, {len(lost)} in all")
             registry.load(registry.shown().champion)
-            if damage := list(registry.damage()):
+            if damage := list(find_damage(registry)):
                 raise Failure(f"{machine.name} has damaged versions: {damage}")

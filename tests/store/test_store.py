@@ -17,12 +17,15 @@ from typer.testing import CliRunner
 
 from streamd.cli.main import app
 from streamd.errors import DataDirectoryError, LockedError, StoreError, StreamdError
+from streamd.eventlog.layout import MOVES
 from streamd.eventlog.recovery import last_state, lock_directory
 from streamd.eventlog.upkeep.holds import read_holds
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema
-from streamd.store import manifests
+from streamd.registry import Registry
+from streamd.registry.journal import decoded_moves
+from streamd.store import manifests, snapshot
 from streamd.store.file_set import OBJECTS, Piece, StoredFile, object_names
 from streamd.store.leases import LEASE_SECONDS, UPLOADS
 from streamd.store.manifests import Manifest
@@ -36,11 +39,13 @@ from tests.builders import (
     batch,
     compact,
     sets_stream,
+    settings,
     stream,
     write_log,
     write_sets_log,
 )
 from tests.faults import Crash, FaultyDisk
+from tests.registry.test_registry import candidate
 
 SCHEMA = Schema(2, 3, 1)
 
@@ -240,6 +245,29 @@ def test_what_was_learned_goes_with_the_log_and_half_written_files_do_not(tmp_pa
     assert {f.path for f in made.files if f.path.startswith(("models", "train", "roles"))} == {
         "models/7-1/model.safetensors", "models/7-1/manifest.json", "models/journal.jsonl", "train/windows.jsonl",
         "train/checkpoints/00000000000000000100.000000/cursor.json", "roles/train/hold", "roles/train/facts/1.safetensors"}
+
+
+def test_a_backup_has_the_versions_that_its_newest_move_names(tmp_path, monkeypatch):
+    """A version is made and promoted while the versions are linked, and the one before is dropped."""
+    write_log(tmp_path / "log", *stream(30))
+    registry = Registry.of(settings(tmp_path / "log", registry__keep=1))
+    for n in (1, 2):
+        registry.publish(candidate(n))
+    link = snapshot._link_versions_and_roles
+    made = []
+
+    def link_slowly(*args):
+        found = link(*args)
+        if not made:
+            made.append(registry.publish(candidate(3)).version)
+        return found
+
+    monkeypatch.setattr(snapshot, "_link_versions_and_roles", link_slowly)
+    with snapshot.take_snapshot(tmp_path / "log") as taken:
+        copy = Registry.of(settings(taken.folder))
+        assert made == ["13-3"] and f"models/{made[0]}/manifest.json" in taken.learned
+        last = decoded_moves((taken.folder / MOVES).read_bytes())[-1]
+        assert last.champion == "13-3" in copy.names() and last.shadow in copy.names()
 
 
 def test_one_backup_of_a_directory_runs_at_a_time(tmp_path, store):

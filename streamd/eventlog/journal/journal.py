@@ -24,14 +24,16 @@ from streamd.events import Position, Progress, Run, Schema
 from streamd.schema_change import check_extends
 from streamd.storage import DISK, SCRATCH, Disk
 
-FORMAT = 5
-"""Newest format, for a log that has had runs of events ahead of a position. The number rises when
-older releases could no longer read the lines correctly."""
+FORMAT = 6
+"""Newest format, for a log with learned lines. The number rises when older releases could no longer
+read the lines correctly."""
+RUNS_FORMAT = 5
+"""Format written for a log without such lines that has had runs of events ahead of a position."""
 SETS_FORMAT = 4
 """Format written for a log that declares sets or features, as long as it had no such runs."""
 PLAIN_FORMAT = 3
 """Format written for any other log, which older releases read too."""
-READABLE = (2, 3, 4, 5)
+READABLE = (2, 3, 4, 5, 6)
 """Formats that are read. Format 2 has no terms and no sets: the term is 0, the set is the default
 one."""
 JOURNAL = ".journal"
@@ -120,7 +122,8 @@ class LogState:
     sealed: the segments before the last, in order of event ids. States share this tuple until a
     segment is sealed, replaced or dropped, so the cost of a commit does not grow with their number.
     last: the segment in progress, None if there is none. has_runs: whether a line has ever named a
-    run of events ahead of a position.
+    run of events ahead of a position. outbox: id of the newest batch of the outbox in the log, ""
+    for none.
     """
 
     schema: Schema
@@ -133,6 +136,7 @@ class LogState:
     progress: Progress = Progress()
     term: int = 0
     has_runs: bool = False
+    outbox: str = ""
 
     @property
     def segments(self) -> tuple[SegmentState, ...]:
@@ -206,18 +210,28 @@ class LogState:
             progress=_merge(self.progress, line["progress"]),
             term=line.get("term", self.term),
             has_runs=self.has_runs or _names_runs(line["progress"]),
+            outbox=line.get("outbox", self.outbox),
         )
 
     @property
     def format(self) -> int:
         """The oldest format that can express the log."""
-        if self.has_runs:
+        if self.outbox:
             return FORMAT
+        if self.has_runs:
+            return RUNS_FORMAT
         return SETS_FORMAT if self.schema.is_declared else PLAIN_FORMAT
+
+    def outgrows(self, before: "LogState") -> bool:
+        """Whether a commit after the state `before` has made the log one that older releases cannot
+        read. An extended schema, which begins a journal file anyway, does not count."""
+        return self.format > max(before.format, SETS_FORMAT)
 
     def checkpoint(self) -> dict[str, Any]:
         """Encode the state as the fields of a journal file's first line."""
         s = self.schema
+        # Older formats know runs by their number, and have no outbox.
+        newest = {"outbox": self.outbox, "runs": self.has_runs} if self.outbox else {}
         return {
             "format": self.format,
             "checkpoint": self.seq,
@@ -229,6 +243,7 @@ class LogState:
             "watermark": self.watermark,
             "files": {p: list(astuple(f)) for p, f in self.files.items()},
             "progress": progress_fields(self.progress),
+            **newest,
         }
 
     @classmethod
@@ -252,7 +267,8 @@ class LogState:
             files={p: FileState(*f) for p, f in line["files"].items()},
             progress=_merge(Progress(), line["progress"]),
             term=line.get("term", 0),
-            has_runs=line["format"] >= FORMAT,
+            has_runs=line.get("runs", line["format"] == RUNS_FORMAT),
+            outbox=line.get("outbox", ""),
         )
 
 

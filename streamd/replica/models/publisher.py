@@ -19,7 +19,7 @@ from streamd.errors import KafkaError, StoreError, VersionError
 from streamd.registry import Registry
 from streamd.registry.journal import Move
 from streamd.registry.manifest import Manifest
-from streamd.registry.registry import read_manifests
+from streamd.registry.registry import promote_again, read_manifests
 from streamd.replica.models import records
 from streamd.replica.models.checkpoint_marker import Stored
 from streamd.replica.models.compactions import Compactions
@@ -306,7 +306,7 @@ class ModelsPublisher:
             # This directory is older than the topic, as after a restore: its champion counts.
             logger.warning("models_topic_ahead", champion_there=self.state.champion)
             why = "the trainer continues from an older state than the models topic has"
-            unsent = [self._registry.promote_again(why)]
+            unsent = [promote_again(self._registry, why)]
         ready = []
         stored_moves = set(moves[: self._term.marked_entry(self.state).num_moves])
         for move in unsent:

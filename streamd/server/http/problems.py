@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from streamd.errors import KafkaError, VersionError
+from streamd.errors import KafkaError, UntakenError, VersionError
 from streamd.server.engine.conditions import BadCondition
 from streamd.server.http.methods import method_of
 from streamd.serving.requests import (
@@ -67,6 +67,7 @@ def add_handlers(app: FastAPI) -> None:
         (KnownSource, _unprocessable),
         (NoContext, _unprocessable),
         (NotReady, _not_ready),
+        (UntakenError, _not_ready),
         (TimeoutError, _too_late),
         (BadCondition, _bad_condition),
         (NotReached, _answer_not_reached),

@@ -287,5 +287,5 @@ def passed_over(registry: Registry) -> dict[str, str]:
     """The entries of `models/` that the last read ignored because they are neither a version nor a
     move -> the reason."""
     lines = registry.journal.passed_over.items()
-    moves = {f"journal.jsonl: {line[:80].decode(errors='replace')}": why for line, why in lines}
+    moves = {f"moves.jsonl: {line[:80].decode(errors='replace')}": why for line, why in lines}
     return {**registry.passed_over, **moves}

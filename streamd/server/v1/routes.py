@@ -1,6 +1,7 @@
 """The `/v1` routes. Each converts a body into a request to the engine, and the engine's answer into
 a response."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
@@ -8,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, Response
 from fastapi.responses import JSONResponse
 
-from streamd.errors import BadEvent
+from streamd.errors import BadEvent, UntakenError
 from streamd.events import Key
 from streamd.registry.journal import Move
 from streamd.registry.outcome import Refusal, Waiting, outcome_of
@@ -276,7 +277,10 @@ def schema(state: State) -> SchemaResponse:
 
 # Versions
 ASKED: dict[int | str, dict[str, Any]] = {
-    202: {"model": MoveRequested, "description": "requested from the trainer on another machine"}
+    202: {
+        "model": MoveRequested,
+        "description": "requested from the trainer on another machine, or waiting for ingest",
+    }
 }
 
 
@@ -289,7 +293,7 @@ ASKED: dict[int | str, dict[str, Any]] = {
 )
 def rollback(body: MoveRequest, state: State) -> Moved | JSONResponse:
     """Make the last proven version the champion; the trainer continues from it."""
-    return _move_or_request(state.moves.rollback("api", body.why))
+    return _move_or_request(lambda: state.moves.rollback("api", body.why))
 
 
 @router.post(
@@ -306,7 +310,7 @@ def promote(
     # An unknown version is 404; one that cannot serve raises VersionError, which is 409.
     if version not in state.registry.names():
         raise HTTPException(404, f"there is no version {version!r}; GET /v1/models lists them")
-    return _move_or_request(state.moves.promote(version, "api", body.why))
+    return _move_or_request(lambda: state.moves.promote(version, "api", body.why))
 
 
 @router.get("/models/requests/{request}", tags=["models"], responses={404: {}})
@@ -316,8 +320,9 @@ def request_outcome(
     """The outcome of a request that was answered with 202."""
     outcome = outcome_of(state.registry, request)
     if isinstance(outcome, Waiting):
-        # On the trainer's own machine moves are made at once, without a request.
-        if state.moves is state.registry:
+        # Without other machines a move waits at most for ingest.
+        on_its_way = state.registry.journal.is_on_its_way(request)
+        if state.moves is state.registry and not on_its_way:
             raise HTTPException(404, f"there is no request {request!r}")
         return RequestOutcome(state="waiting")
     if isinstance(outcome, Refusal):
@@ -390,7 +395,13 @@ def _check_batch(state: ServerState, count: int) -> None:
         raise HTTPException(422, f"{count} in one batch, at most {limit} (server.max_batch)")
 
 
-def _move_or_request(done: Move | Waiting) -> Moved | JSONResponse:
+def _move_or_request(move: Callable[[], Move | Waiting]) -> Moved | JSONResponse:
+    try:
+        done = move()
+    except UntakenError as error:
+        if not error.request:
+            raise
+        done = Waiting(error.request)
     if isinstance(done, Waiting):
         return JSONResponse(MoveRequested(request=done.request).model_dump(), 202)
     return _move_response(done)

@@ -247,7 +247,7 @@ class Moved(BaseModel):
 
 
 class MoveRequested(BaseModel):
-    """The request to the trainer's machine was sent, and has no answer yet."""
+    """The request waits: for the trainer on another machine, or for ingest to commit it."""
 
     request: str = Field(description="GET /v1/models/requests/{request} returns its outcome")
 

@@ -1,0 +1,155 @@
+"""Learned lines of one kind, such as moves of the champion: in the log, or in a local file.
+
+A local file has them in a directory without a log, if several machines share the log, and in a
+directory of an older release. As long as it exists it has all lines: `bring_local` puts those that
+the log lacks into the log, and then removes the file. `copy_to_local` is the way back, for a log
+that gets other machines.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import structlog
+
+from streamd.errors import UntakenError
+from streamd.eventlog import line_outbox as outbox
+from streamd.eventlog.delivery import WAIT, Wait, deliver, keeps_learned_lines
+from streamd.eventlog.recovery import published_seq
+from streamd.storage import DISK, Disk, append_durably, write_durably
+
+logger = structlog.get_logger()
+COMMIT = b'{"seq":'
+"""Start of a line in the log: the number of its commit follows, and a comma."""
+
+
+class LineSource(NamedTuple):
+    """The file that has the lines. published: the newest commit of which they count."""
+
+    path: Path
+    published: int
+
+    def has(self, line: bytes) -> bool:
+        """Whether a line is complete and counts. If it does not, no later one does."""
+        return line.endswith(b"\n") and _commit_of(line) <= self.published
+
+    def lines(self) -> list[bytes]:
+        """Read all lines that count, oldest first."""
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return []
+        return [line for line in content.splitlines(keepends=True) if self.has(line)]
+
+
+class LearnedLines:
+    """Reads and appends lines. Callers of `append` hold `models/.lock` and have called `settle`."""
+
+    def __init__(
+        self, log: Path | None, name: str, local: Path, disk: Disk = DISK, wait: Wait = WAIT
+    ) -> None:
+        """log: directory of the log that takes the lines, None if it never does. name: path of
+        their file there. local: the file outside the log."""
+        self._log = log
+        self._name = name
+        self._local = local
+        self._disk = disk
+        self.wait = wait
+
+    @property
+    def in_log(self) -> Path | None:
+        """Directory of the log that takes new lines, None if the local file does."""
+        return self._log if self._log is not None and keeps_learned_lines(self._log) else None
+
+    def source(self) -> LineSource:
+        """The file that has the lines now."""
+        log = self.in_log
+        if log is None or self._local.exists():
+            return LineSource(self._local, 0)
+        return self._in(log)
+
+    def _in(self, log: Path) -> LineSource:
+        """The published lines of a log."""
+        # The commit first: the file then has all its lines.
+        published = published_seq(log)
+        return LineSource(log / self._name, published)
+
+    def settle(self) -> None:
+        """Wait until the log has all lines so far, also of other kinds, and those of the local
+        file. Raises: UntakenError."""
+        log = self.in_log
+        if log is None:
+            return
+        # A process that was killed, or did not wait, may have left a batch.
+        if not outbox.is_empty(log):
+            self._deliver(log, "")
+        if self._local.exists():
+            self._bring_local(log)
+
+    def append(self, lines: Sequence[bytes], request: str = "") -> None:
+        """Append lines durably, and wait until readers see them. request: id of the move among
+        them, for the error. Raises: UntakenError, OSError."""
+        log = self.in_log
+        # Outside a log each line is durable by itself.
+        if log is None:
+            for line in lines:
+                append_durably(self._local, line, self._disk)
+            return
+        # In a log they wait in the outbox until a commit takes them.
+        outbox.put(log, [(self._name, line) for line in lines], self._disk)
+        self._deliver(log, request)
+
+    def missing(self, lines: Sequence[bytes]) -> list[bytes]:
+        """Those of the lines that the log lacks."""
+        log = self.in_log
+        assert log is not None
+        known = {_text_of(line) for line in self._in(log).lines()}
+        return [line for line in lines if line.rstrip() not in known]
+
+    def _bring_local(self, log: Path) -> None:
+        """Put the lines of the local file that the log lacks into the log, then remove the file. A
+        kill in between repeats this, which then finds all lines."""
+        local = LineSource(self._local, 0).lines()
+        if strange := [line for line in local if not _is_object(line)]:
+            logger.error("lines_left_out", file=str(self._local), number=len(strange))
+        if lines := self.missing([line for line in local if _is_object(line)]):
+            outbox.put(log, [(self._name, line) for line in lines], self._disk)
+            self._deliver(log, "")
+        self._disk.unlink(self._local)
+
+    def copy_to_local(self, log: Path) -> None:
+        """Copy the lines of a log to the local file, if that is missing."""
+        lines = self._in(log).lines()
+        if lines and not self._local.exists():
+            text = b"".join(_text_of(line) + b"\n" for line in lines)
+            write_durably(self._local, text, self._disk)
+
+    def _deliver(self, log: Path, request: str) -> None:
+        if not deliver(log, self.wait, self._disk):
+            which = "the move" if request else "earlier lines"
+            raise UntakenError(
+                f"Ingest has not taken {which} into the log in {log} yet.",
+                "find the reason in the log of ingest; it takes them with its next commit.",
+                request,
+            )
+
+
+def _is_object(line: bytes) -> bool:
+    """Whether a line is a JSON object with a field, as the log's lines are."""
+    try:
+        return bool(msgspec.json.decode(line, type=dict[str, Any]))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+
+
+def _commit_of(line: bytes) -> int:
+    """The commit of a line, 0 for a line that is not in the log."""
+    number = line[len(COMMIT) : line.find(b",")]
+    return int(number) if line.startswith(COMMIT) and number.isdigit() else 0
+
+
+def _text_of(line: bytes) -> bytes:
+    """A line as it was before the log added the commit."""
+    line = line.rstrip()
+    return b"{" + line[line.find(b",") + 1 :] if line.startswith(COMMIT) else line
