@@ -252,6 +252,7 @@ class TrialState:
     def _take_outcome(self, record: Outcome) -> str:
         """Join an outcome of the topic. Returns: the reason why not, or ""."""
         time_us = record.time * self._time_scale
+        # Larger numbers do not fit SQLite's integers, and would hide all others in a sum.
         if not (abs(record.value) <= MAX_VALUE and 0 <= time_us < MAX_INTEGER):
             return "malformed"
         answer = hash_text(record.answer)
@@ -268,6 +269,7 @@ class TrialState:
         return ""
 
     def _join_outcome(self, answer: int, shown_us: int, time_us: int, value: float) -> str:
+        # Only outcomes within the horizon count, in all arms alike.
         if time_us <= shown_us:
             return "before"
         if time_us > shown_us + self._horizon_us:
