@@ -1,9 +1,9 @@
 """Numbers with their nouns, as people read them."""
 
 
-def count_noun(number: int, noun: str) -> str:
-    """A number with its noun, as "1 window" or "1,200 windows"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def count_noun(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun, as "1 window" or "1,200 windows". plural: if not formed by an s."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def times(number: int) -> str:

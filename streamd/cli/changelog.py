@@ -4,6 +4,7 @@ import typer
 
 from streamd.cli.options import ConfigOption, DataOption, err, out, settings_of
 from streamd.errors import KafkaError, SettingsError
+from streamd.number_texts import count_noun
 from streamd.telemetry.progress import ProgressLine
 
 changelog_app = typer.Typer(
@@ -42,8 +43,9 @@ def changelog_verify(config: ConfigOption = None, data_dir: DataOption = None) -
         out.print(f"commit {where.seq:,} differs: {where.path}{at}", markup=False, soft_wrap=True)
         raise typer.Exit(1)
     out.print(
-        f"{found.commits:,} commits and {found.num_bytes:,} bytes of files are equal; "
-        f"{found.behind:,} commits of the changelog are not shown here yet",
+        f"equal: {count_noun(found.commits, 'commit')} and "
+        f"{count_noun(found.num_bytes, 'byte')} of files; "
+        f"{count_noun(found.behind, 'commit')} of the changelog not shown here yet",
         markup=False,
         soft_wrap=True,
     )

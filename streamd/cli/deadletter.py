@@ -59,6 +59,7 @@ def deadletter_list(
 ) -> None:
     """Show the newest dead letters, mark those that were sent again, and count all by reason."""
     from streamd.ingest.dead_letters.replay import read_letters, read_sent_names
+    from streamd.ingest.dead_letters.value_texts import value_text
 
     # Read all letters once: count them, and keep the table's cells of the newest ones.
     settings = settings_of(config, data_dir)
@@ -83,7 +84,7 @@ def deadletter_list(
                 "yes" if is_sent else "",
                 letter.reason,
                 letter.error,
-                letter.value[:80].decode(errors="backslashreplace"),
+                value_text(letter.value, letter.reason, letter.content_type, 80),
             )
         )
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from streamd.cli import doctor_log
 from streamd.errors import StreamdError
+from streamd.number_texts import count_noun
 from streamd.processes import num_cpus, torchrun_rank
 from streamd.roles import ARCHIVE, FOLLOW, RANK, SCORE, TRIAL
 from streamd.settings.loading import Settings, check_access, has_keys
@@ -88,7 +89,7 @@ def _broker(settings: Settings) -> str:
     )
     counts = Counter(tp.topic for tp in topics.partitions)
     partitions = ", ".join(
-        f"{topic} with {n} partition{'s'[: n > 1]}" for topic, n in counts.items()
+        f"{topic} with {count_noun(n, 'partition')}" for topic, n in counts.items()
     )
     return f"cluster {topics.cluster_id}{stand_in}, {partitions}"
 

@@ -1,6 +1,7 @@
 """The checks of `streamd doctor` that read the log or wait for its first commit."""
 
 from streamd.errors import StreamdError
+from streamd.number_texts import count_noun
 from streamd.settings.loading import Settings, schema_of
 from streamd.telemetry.heartbeat import held_times
 
@@ -44,7 +45,7 @@ def keys(settings: Settings) -> str:
     found = odd_keys_in_log(log, prefixes=prefixes)
     if found.sentences:
         return Doubts("; ".join(found.sentences))
-    return f"nothing odd in the newest {found.num_edges:,} edges"
+    return f"nothing odd in the newest {count_noun(found.num_edges, 'edge')}"
 
 
 def first_times(settings: Settings) -> str:

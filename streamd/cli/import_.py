@@ -16,6 +16,7 @@ from streamd.cli.options import (
     settings_of,
 )
 from streamd.errors import SettingsError
+from streamd.number_texts import count_noun
 from streamd.telemetry.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def import_(
     with ProgressLine(err, f"importing {file}") as line:
         done = import_file(settings, file, columns, line.at, then=seam)
     out.print(
-        f"{done.num_events:,} events appended to {settings.data_dir}: {done.times}",
+        f"{count_noun(done.num_events, 'event')} appended to {settings.data_dir}: {done.times}",
         soft_wrap=True,
         markup=False,
     )

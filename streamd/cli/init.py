@@ -14,6 +14,7 @@ from rich.text import Text
 from streamd.cli.options import err, out, printable
 from streamd.cli.sources import read_with_progress
 from streamd.errors import KafkaError, SettingsError
+from streamd.number_texts import count_noun
 from streamd.settings.loading import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ def _read_stdin(settings: Settings, count: int, now_ms: int) -> Found:
 
 
 def _words(count: int, name: str) -> str:
-    return f"{count:,} record{'s' if count > 1 else ''} of {name}"
+    return f"{count_noun(count, 'record')} of {name}"
 
 
 def _load_text(text: str) -> Settings:

@@ -7,6 +7,7 @@ import typer
 
 from streamd.cli.options import ConfigOption, DataOption, err, out, settings_of
 from streamd.errors import SettingsError, StreamdError
+from streamd.number_texts import count_noun
 from streamd.settings.loading import Settings
 from streamd.telemetry.heartbeat import Beat, read_beat
 from streamd.telemetry.progress import ProgressLine
@@ -80,7 +81,7 @@ def _describe(beat: Beat) -> str:
     why = beat.detail.get("why") or beat.detail.get("cannot_lead")
     behind = beat.detail.get("lag_records")
     return f"ingest is {beat.state}" + (
-        f" ({why})" if why else f", {behind:,} records behind" if behind else ""
+        f" ({why})" if why else f", {count_noun(behind, 'record')} behind" if behind else ""
     )
 
 

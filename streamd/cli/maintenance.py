@@ -104,7 +104,7 @@ def backtest_file(
 
     # Make the tables and the verdict for the terminal.
     caption = (
-        f"{result.num_events:,} events in {count_noun(len(result.windows), 'window')}, "
+        f"{count_noun(result.num_events, 'event')} in {count_noun(len(result.windows), 'window')}, "
         "each scored before it was learned; known: over events with a destination known before"
     )
     notes = " ".join(filter(None, (result.nightly_note(), result.late_note())))
@@ -116,7 +116,7 @@ def backtest_file(
     if sets := result.set_table(SHORT_TITLES):
         shown.append(_table(sets[0], sets[1:]))
     if labels := result.label_table():
-        caption = f"{result.num_labels:,} labels, each predicted before it was learned"
+        caption = f"{count_noun(result.num_labels, 'label')}, each predicted before it was learned"
         shown.append(_table(labels[0], labels[1:], caption=caption))
     if sets := result.label_set_table(SHORT_LABEL_TITLES):
         shown.append(_table(sets[0], sets[1:]))
@@ -147,7 +147,7 @@ def backtest_grid(
         if result is None:
             raise _error_without_scores(log, settings.windows.width_seconds)
     title = f"streamd backtest of {file or settings.data_dir}"
-    caption = f"live, on the same {len(result.runs[0].windows):,} windows{times}"
+    caption = f"live, on the same {count_noun(len(result.runs[0].windows), 'window')}{times}"
     shown: list[Table | str] = [_table(COLUMNS, result.table(), title, caption), result.advice()]
     return shown, grid_report_of(result, title, asked or Asked())
 
@@ -241,7 +241,7 @@ def train_static(
     learning = LearningSettings.of(settings, choose_device(settings.device))
     training = StaticTraining(learning, open_log(settings.data_dir), progress)
     yield (
-        f"{training.settings.name}, {len(training.train):,} edges to learn, "
+        f"{training.settings.name}, {count_noun(len(training.train), 'edge')} to learn, "
         f"{len(training.valid):,} to validate, {len(training.test):,} to test"
     )
 

@@ -15,6 +15,7 @@ from streamd.cli.options import (
     settings_of,
 )
 from streamd.errors import SettingsError
+from streamd.number_texts import count_noun
 from streamd.telemetry.progress import ProgressLine
 
 FileArgument = Annotated[
@@ -83,5 +84,5 @@ def produce(
         sent = send_events(
             settings.kafka, target, events, unit, speed, lambda done: line.at(done, total)
         )
-    out.print(f"{sent:,} events acknowledged by {target}")
+    out.print(f"{count_noun(sent, 'event')} acknowledged by {target}")
     print_warnings(doubts)

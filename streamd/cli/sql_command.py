@@ -20,6 +20,7 @@ from streamd.cli.options import (
 )
 from streamd.cli.table_output import print_table
 from streamd.errors import StreamdError
+from streamd.number_texts import count_noun
 
 if TYPE_CHECKING:
     from streamd.table.sql.session import SqlSession
@@ -109,7 +110,7 @@ def print_result(result: Any) -> None:
     more = sum(1 for _ in rows)
     if more:
         err.print(
-            f"and {more:,} more rows: --format csv, json or parquet has all",
+            f"and {count_noun(more, 'more row')}: --format csv, json or parquet has all",
             soft_wrap=True,
             highlight=False,
         )

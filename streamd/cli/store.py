@@ -59,7 +59,7 @@ def _verify_all(settings: Settings) -> int:
     if damage:
         err.print(f"Operator action: {AFTER_DAMAGE}", markup=False, soft_wrap=True)
     out.print(
-        f"{commits:,} commits checked, {len(damage)} damaged; "
+        f"{count_noun(commits, 'commit')} checked, {len(damage)} damaged; "
         f"{len(other_damage)} damaged outside the log"
     )
     return 1 if damage or other_damage else 0
@@ -173,7 +173,8 @@ def restore(
     with ProgressLine(err, f"restoring from {store.shown}", "bytes") as line:
         make(store, manifest, settings.data_dir, line.at, damage)
     out.print(
-        f"{settings.data_dir} restored to commit {manifest.seq:,}: {len(manifest.files):,} files, "
+        f"{settings.data_dir} restored to commit {manifest.seq:,}: "
+        f"{count_noun(len(manifest.files), 'file')}, "
         f"{count_noun(len(manifest.versions), 'version')}; "
         "every checksum holds",
         markup=False,

@@ -17,6 +17,7 @@ from streamd.cli.options import (
     settings_of,
 )
 from streamd.errors import SettingsError
+from streamd.number_texts import count_noun
 from streamd.telemetry.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -159,7 +160,8 @@ def _report_import(tables: "TableEvents", where: str) -> None:
         err.print(f"left out: {printable(column)}", soft_wrap=True, markup=False, highlight=False)
     print_rounded(tables.rounded.words)
     out.print(
-        f"{tables.num_nodes:,} nodes and {tables.num_edges:,} edges {where}: {tables.times}",
+        f"{count_noun(tables.num_nodes, 'node')} and {count_noun(tables.num_edges, 'edge')} "
+        f"{where}: {tables.times}",
         soft_wrap=True,
         markup=False,
     )
@@ -279,7 +281,7 @@ def _export_samples(log: "Callable[[], LogSource]", spec: Path, name: str, **ask
 def _print_counts(count: int, kept: int, output: Path) -> None:
     """Print the number of samples, and how many of them existed before this run."""
     there = f", {kept:,} of them written before" if kept else ""
-    out.print(f"{count:,} samples in {output}{there}", soft_wrap=True, markup=False)
+    out.print(f"{count_noun(count, 'sample')} in {output}{there}", soft_wrap=True, markup=False)
 
 
 def _export_tables(
@@ -302,7 +304,7 @@ def _export_tables(
             rows, output, options, lambda what, at, of: line.of(what, at, of, what.split()[0])
         )
     out.print(
-        f"{done.num_nodes:,} nodes, {done.num_edges:,} edges in {output}",
+        f"{count_noun(done.num_nodes, 'node')}, {count_noun(done.num_edges, 'edge')} in {output}",
         soft_wrap=True,
         markup=False,
     )
@@ -473,4 +475,4 @@ def tfgnn_random(
 
     path, schema = output_path(output), read_schema(graph_schema)
     Codec(schema).write(path, random_graphs(schema, count, seed=random_seed))
-    out.print(f"{count:,} graphs in {path}", soft_wrap=True, markup=False)
+    out.print(f"{count_noun(count, 'graph')} in {path}", soft_wrap=True, markup=False)

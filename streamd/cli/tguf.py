@@ -10,6 +10,7 @@ from streamd.cli.import_ import import_
 from streamd.cli.options import ConfigOption, DataOption, err, out, settings_of
 from streamd.cli.table_output import print_table
 from streamd.errors import StreamdError
+from streamd.number_texts import count_noun
 from streamd.telemetry.progress import ProgressLine
 
 tguf_app = typer.Typer(help="TGUF files: inspect, verify, export, import.", no_args_is_help=True)
@@ -50,7 +51,8 @@ def tguf_verify(
         err.print(f"damaged: {d.path} {d.extent} (commit {d.seq})", markup=False, soft_wrap=True)
     held = "checksums of its journal" if data_dir else "no journal next to it"
     out.print(
-        f"{opened.num_edges:,} edges, {opened.num_labels:,} labels checked ({held}), "
+        f"{count_noun(opened.num_edges, 'edge')}, {count_noun(opened.num_labels, 'label')} checked "
+        f"({held}), "
         f"{len(damage)} damaged"
     )
     raise typer.Exit(1 if damage else 0)
@@ -111,7 +113,7 @@ def tguf_export(
     if keys is not None:
         write_keys(log, keys)
     out.print(
-        f"{done.num_edges:,} edges, {done.num_labels:,} labels, "
+        f"{count_noun(done.num_edges, 'edge')}, {count_noun(done.num_labels, 'label')}, "
         f"validation from row {done.val_start:,}, test from row {done.test_start:,}",
         soft_wrap=True,
     )

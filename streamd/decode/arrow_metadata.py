@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from streamd.decode.wire import EMPTY_VALUE
 from streamd.errors import BadEvent
 from streamd.events import Int64
 
@@ -57,6 +58,8 @@ def read_batches(
             "unknown_content_type", "Arrow needs pyarrow: pip install 'streamd-gnn[arrow]'"
         ) from None
     try:
+        if not value:
+            raise BadEvent("bad_arrow", EMPTY_VALUE)
         # 1. The schema's metadata.
         check_head(value, pa, is_nested)
         reader = pa.ipc.open_stream(value)

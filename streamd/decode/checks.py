@@ -28,6 +28,7 @@ from streamd.events import (
     Int64,
     Schema,
 )
+from streamd.number_texts import count_noun
 from streamd.settings.loading import Settings
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -161,9 +162,8 @@ class EventChecker:
                 raise BadEvent("unsupported", "stream.label_dim is 0, so labels are not accepted")
             target = e.target or []
             if len(target) != dim:
-                raise BadEvent(
-                    "feature_width", f"target has {len(target)} values, the stream has {dim}"
-                )
+                text = f"target has {count_noun(len(target), 'value')}, the stream has {dim}"
+                raise BadEvent("feature_width", text)
             self._check_values(target, "target", ["target"] * dim)
             time = self.checked_time(e.time, stamp_us, horizon, scale)
             a = number(e.node, "node", node_set)

@@ -19,6 +19,7 @@ from streamd.decode.node_ids import KeyTable
 from streamd.decode.notices import named
 from streamd.errors import BadEvent
 from streamd.events import Float32, Int64, Schema
+from streamd.number_texts import count_noun
 from streamd.settings.loading import Settings, edge_sets, node_sets
 from streamd.settings.sets import SetSettings
 from streamd.settings.sources import NO_NAME
@@ -157,9 +158,8 @@ class SetFeatures:
     def checked_width(self, values: list[float], name: str) -> list[float]:
         """Check the number of values against the width of the set. Raises: BadEvent."""
         if len(values) != self.width:
-            raise BadEvent(
-                "feature_width", f"{name} has {len(values)} values, {self._owner} has {self.width}"
-            )
+            text = f"{name} has {count_noun(len(values), 'value')}, {self._owner} has {self.width}"
+            raise BadEvent("feature_width", text)
         return values
 
 

@@ -16,6 +16,7 @@ from streamd.decode.wire import (
     OddEvent,
     StrictEvent,
     WireEvent,
+    json_error,
     misfit,
     object_lines,
 )
@@ -135,8 +136,7 @@ class EventReader:
         except RecursionError:
             raise BadEvent("too_deep", TOO_DEEP) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            text = str(error) if len(memoryview(raw)) else "the value is empty"
-            raise BadEvent("bad_json", text) from None
+            raise json_error(error, raw) from None
         return event
 
     def _read(self, strict: Any, lenient: Any, value: bytes | msgspec.Raw) -> Any:

@@ -24,6 +24,7 @@ CONTENT_TYPES = (JSON, NDJSON, ARROW, OWN_EVENT)
 EventType = Literal["edge", "node", "label", "delete"]
 TYPES = get_args(EventType)
 TOO_DEEP = "nested deeper than the decoder goes"
+EMPTY_VALUE = "the value is empty"
 REFUSED_HEADER = "streamd-refused-batch"
 """Header of a record that replaces a batch that could not be read; its value is the reason."""
 
@@ -121,6 +122,12 @@ def _have_braces(values: Sequence[bytes]) -> bool:
     return (set(map(_first, values)), set(map(_last, values))) == BRACES
 
 
+def json_error(error: Exception, raw: bytes | msgspec.Raw) -> BadEvent:
+    """The error of a value that is not JSON. error: of the parser. raw: the value."""
+    is_empty = not bytes(memoryview(raw)).strip()
+    return BadEvent("bad_json", EMPTY_VALUE if is_empty else str(error))
+
+
 def elements(value: bytes) -> Sequence[msgspec.Raw]:
     """The unparsed elements of a JSON array. Raises: BadEvent if the value is no array."""
     try:
@@ -128,7 +135,7 @@ def elements(value: bytes) -> Sequence[msgspec.Raw]:
     except RecursionError:
         raise BadEvent("too_deep", TOO_DEEP) from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadEvent("bad_json", str(error)) from None
+        raise json_error(error, value) from None
 
 
 def converted(row: dict[str, Any]) -> WireEvent:

@@ -27,6 +27,7 @@ from streamd.demo.streams import DAY, DemoStream, find_stream
 from streamd.errors import DemoError
 from streamd.evaluation.backtest import TITLES
 from streamd.eventlog.layout import LATE
+from streamd.number_texts import count_noun
 from streamd.processes import PYTHON, end_with_parent
 from streamd.registry.journal import ModelJournal
 from streamd.server.page.window_rows import edge_sets
@@ -130,7 +131,7 @@ def title_of(stream: DemoStream, days: int | None) -> str:
     """The title of the part of a stream that is played. days: None for all."""
     if days is None:
         return stream.title
-    return f"the first {'day' if days == 1 else f'{days} days'} of {stream.title}"
+    return f"the first {'day' if days == 1 else count_noun(days, 'day')} of {stream.title}"
 
 
 def _print_kernel_notice(console: Console) -> None:
@@ -366,7 +367,8 @@ def _finish(
     console.print(stream.remark)
     for one in edge_sets(records):
         console.print(
-            f"{one['name']}: {one['scored']:,} events, MRR {one['mrr']:.3f}, the best rule's "
+            f"{one['name']}: {count_noun(one['scored'], 'event')}, MRR {one['mrr']:.3f}, "
+            "the best rule's "
             f"({TITLES[one['rule_name']]}) {one['rule']:.3f}",
             highlight=False,
         )
@@ -376,7 +378,7 @@ def _finish(
     journal = ModelJournal(data_dir / "models", log=data_dir)
     promoted = sum(1 for m in journal.moves() if m.action == "promote")
     console.print(
-        f"{promoted:,} versions promoted, {len(records):,} windows, "
+        f"{count_noun(promoted, 'version')} promoted, {count_noun(len(records), 'window')}, "
         f"{player.status.sent / seconds:,.0f} events/s through the whole daemon, "
         f"{sum(per_window) / len(per_window):.3f} s a window to score and learn",
         highlight=False,
@@ -414,7 +416,7 @@ def _check_end(data_dir: Path, watch: RoleReader, player: Player, console: Conso
     # The file of late events is empty if no event was clamped.
     late = (data_dir / LATE).stat().st_size
     checks = {
-        f"{sent:,} events sent of {player.status.total:,}": sent == player.status.total,
+        f"{count_noun(sent, 'event')} sent of {player.status.total:,}": sent == player.status.total,
         f"{ingest['edges']:,} committed": ingest["edges"] == sent,
         f"{visible['edges']:,} visible to the server": visible["edges"] == sent,
         f"{ingest['clamped']} clamped": ingest["clamped"] == 0 and late == 0,

@@ -9,6 +9,7 @@ import numpy as np
 
 from streamd.eventlog.reader import LogReader
 from streamd.events import Bools, Float32, Int64, Key, SetKey, split_key
+from streamd.number_texts import count_noun
 
 _WORDS = (
     *("nan", "null", "none", "undefined", "nil", "n/a", "#n/a", "nat", "unknown", "anonymous"),
@@ -90,7 +91,8 @@ class OddKeys:
                 else f"fine if it is popular; if it means that there is none, {drop}its events"
             )
             found.append(
-                f"{name} is the {odd.role} of {odd.num:,} of {self.num_edges:,} edges ({share}): "
+                f"{name} is the {odd.role} of {odd.num:,} of "
+                f"{count_noun(self.num_edges, 'edge')} ({share}): "
                 f"{what}"
             )
         if self.blank:
@@ -103,13 +105,14 @@ class OddKeys:
             )
         if self.copies:
             found.append(
-                f"{self.copies:,} of {self.num_edges:,} edges are exact copies of others, with the "
-                "same source, destination, time and features"
+                f"{self.copies:,} of {count_noun(self.num_edges, 'edge')} are exact copies of "
+                "others, with the same source, destination, time and features"
             )
         if self.late > MANY_LATE * self.num_edges:
             found.append(
-                f"{self.late:,} of {self.num_edges:,} edges came late, after newer ones, and have "
-                "the newest time of the log instead of their own: a file or topic sent twice?"
+                f"{self.late:,} of {count_noun(self.num_edges, 'edge')} came late, after newer "
+                "ones, and have the newest time of the log instead of their own: a file or topic "
+                "sent twice?"
             )
         if self.shared:
             found.append(

@@ -122,7 +122,7 @@ def open_loader(
         except StreamdError as error:
             # The operator must know that a part of the file is in the log.
             if is_kept:
-                error.args = (f"{error} {loader.num_events:,} events were appended before.",)
+                error.args = (f"{error} Events appended before: {loader.num_events:,}.",)
             raise
     finally:
         writer.close()

@@ -32,6 +32,7 @@ from streamd.exchange.sourced import read_rows, rows_of_sources, sources_of
 from streamd.ingest.kafka.client import make_consumer
 from streamd.ingest.kafka.safe_records import make_reading_safe
 from streamd.ingest.order.batch_builder import as_json
+from streamd.number_texts import count_noun
 from streamd.settings.loading import Settings, schema_of
 from streamd.settings.sets import nearest_of
 from streamd.settings.sources import by_topic
@@ -229,13 +230,10 @@ class Verdict:
 
     def words(self, num_records: int) -> str:
         """The counts as text. num_records: of the sample."""
-        events = (
-            ", ".join(f"{n:,} {what}{'s' if n > 1 else ''}" for what, n in self.counts.items())
-            or "no events"
-        )
+        events = ", ".join(count_noun(n, what) for what, n in self.counts.items()) or "no events"
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in self.refused.most_common())
         refused = f"{self.refused.total():,} refused{f' ({reasons})' if reasons else ''}"
-        records = f"{num_records:,} record{'' if num_records == 1 else 's'}"
+        records = count_noun(num_records, "record")
         return f"{records}: {events}; {self.num_skipped:,} skipped; {refused}"
 
 

@@ -28,6 +28,7 @@ from streamd.exchange.tables import Columns, read_first, without_nan
 from streamd.exchange.text_files import Row
 from streamd.exchange.times import UNIT_OPTION, Misfit
 from streamd.ingest.order.batch_builder import as_json
+from streamd.number_texts import count_noun
 from streamd.settings.loading import Settings, schema_of
 from streamd.settings.sets import nearest_of, text_of
 from streamd.settings.sources import (
@@ -130,7 +131,8 @@ def _rows_as_json(
                 row[name] = time_text(value)
         yield number, times.as_json(row)
     if num_left_out and published is not None:
-        doubt(f"{num_left_out:,} rows without {' or '.join(published.needs)} were left out")
+        without = f"{count_noun(num_left_out, 'row')} without {' or '.join(published.needs)}"
+        doubt(f"left out: {without}")
 
 
 def _time_columns(sources: Sequence[SourceSettings]) -> set[str]:

@@ -7,6 +7,7 @@ from streamd.eventlog.deletions import deletes_until
 from streamd.eventlog.journal.tail import JournalTail
 from streamd.eventlog.reader import DeletesReader
 from streamd.eventlog.upkeep.holds import read_compacted, read_holds
+from streamd.number_texts import count_noun
 from streamd.roles import ARCHIVE, COMPACT
 from streamd.settings.log import LogSettings
 from streamd.store.archive import read_forgotten
@@ -76,7 +77,7 @@ def _windows(data_dir: Path, request: int, width_us: int, now_us: int) -> str:
     if not open_ends:
         is_done = log.lower_bound(ends[-1]) <= trained
         return " to publish a version" if is_done else " to learn windows that have closed"
-    count = "a window" if len(open_ends) == 1 else f"{len(open_ends)} windows"
+    count = "a window" if len(open_ends) == 1 else count_noun(len(open_ends), "window")
     # The event time of a live stream keeps pace with the wall clock; that of a recording does not.
     if abs(now_us - log.watermark) < width_us:
         closing = " and in ".join(span(max(0, end - now_us) / 1e6) for end in open_ends)

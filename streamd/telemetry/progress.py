@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
+from streamd.number_texts import count_noun
+
 logger = structlog.get_logger()
 RATE_SECONDS = 60.0
 """Time over which a rate is measured; a later, slower part of the work soon shows in it."""
@@ -43,7 +45,8 @@ class Reading:
 
     def text(self, unit: str) -> str:
         """The reading as text, such as "42 %, 4,200 of 10,000 events, 510/s, 12 s left"."""
-        parts = [f"{int(100 * self.share + 1e-9)} %", f"{self.done:,} of {self.total:,} {unit}"]
+        total = count_noun(self.total, unit.removesuffix("s"))
+        parts = [f"{int(100 * self.share + 1e-9)} %", f"{self.done:,} of {total}"]
         if self.rate is not None:
             parts.append(f"{self.rate:,.0f}/s" if self.rate >= 10 else f"{self.rate:.2g}/s")
         if self.seconds_left is not None:
@@ -208,7 +211,8 @@ class ProgressLine:
         """Print the present part as done, if it had a report and is no wait."""
         if self._latest is not None and not self._is_wait:
             took = self._monotonic() - self._begun
-            self._print(f"{self.what}: 100 %, {self._latest[0]:,} {self._unit} in {span(took)}")
+            done = count_noun(self._latest[0], self._unit.removesuffix("s"))
+            self._print(f"{self.what}: 100 %, {done} in {span(took)}")
 
     def leave(self) -> None:
         """Print the progress of the present part, and end it unfinished."""

@@ -5,11 +5,12 @@ from typer.testing import CliRunner
 
 from streamd.cli.main import app
 from streamd.decode import decoder
+from streamd.decode.wire import OWN_EVENT_US
 from streamd.errors import SchemaRegistryError, SettingsError
 from streamd.ingest.dead_letters import replay as deadletter_replay
 from streamd.ingest.dead_letters.outlook import LogView, outlook
 from streamd.ingest.dead_letters.replay import StoredLetter
-from streamd.ingest.dead_letters.sinks import REASONS, DeadLetter
+from streamd.ingest.dead_letters.sinks import REASONS, DeadLetter, LocalDeadLetters
 from streamd.telemetry import metrics
 from tests.builders import settings
 from tests.ingest.world import World
@@ -124,6 +125,17 @@ def test_replayed_letters_are_marked_in_the_list_which_takes_a_topic(world, outb
     assert "late 2" in both and "no dead letters of topic others" in both
     assert invoke("list", "--data-dir", world.path / "other").output == "no dead letters\n"
     assert "of topic others; there are none" in invoke("list", "--topic", "others", "--data-dir", world.path / "other").output
+
+
+def test_the_list_shows_a_value_that_is_empty_or_null_and_the_unit_of_times(tmp_path, monkeypatch):
+    monkeypatch.setattr("streamd.cli.options.out.width", 300)
+    store = LocalDeadLetters(tmp_path / "deadletter", 10**6)
+    delete = b'{"type":"delete","src":"a","dst":"b","time":1700000000000000}'
+    for n, (reason, value, form) in enumerate([("bad_json", b"", ""), ("tombstone", b"", ""), ("unmatched_delete", delete, OWN_EVENT_US), ("late", delete, "")]):
+        store.add(DeadLetter("t", 0, n, -1, reason, "why", 5, value, form))
+    store.flush()
+    head, *rows = CliRunner().invoke(app, ["deadletter", "list", "--data-dir", str(tmp_path)], env={"COLUMNS": "300"}).output.splitlines()[:5]
+    assert [row[head.index("value"):] for row in rows] == ["(empty)", "(null)", f"{delete.decode()} (times in microseconds)", delete.decode()]
 
 
 def test_letters_in_time_need_no_answer_for_those_that_are_left_out(world, outbox):

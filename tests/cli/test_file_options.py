@@ -14,6 +14,7 @@ from streamd.cli.main import app
 from streamd.cli.produce_command import produce
 from streamd.eventlog.reader import LogReader
 from streamd.exchange import produce as sending
+from streamd.number_texts import count_noun
 from tests.decode.mapped import Topic, source
 from tests.exchange.test_published import JODIE
 
@@ -69,7 +70,7 @@ def produced(tmp_path, sent, file, *words):
     sent.clear()
     done = run(tmp_path, "produce", file, "--topic", "events", *words)
     assert done.exit_code == 0, done.exception
-    assert f"{len(sent)} events acknowledged by events" in done.output and all(topic == "events" for topic, _, _ in sent)
+    assert f"{count_noun(len(sent), 'event')} acknowledged by events" in done.output and all(topic == "events" for topic, _, _ in sent)
     return [value for _, _, value in sent]
 
 

@@ -65,6 +65,7 @@ def test_a_table_in_a_pipe_is_not_wrapped():
 
 
 def test_one_thing_is_not_counted_as_several():
+    assert count_noun(1, "copy", "copies") == "1 copy" and count_noun(2, "copy", "copies") == "2 copies"
     assert [count_noun(number, "object") for number in (0, 1, 1200)] == ["0 objects", "1 object", "1,200 objects"]
 
 

@@ -76,7 +76,7 @@ def test_a_replica_from_nothing_takes_the_manifest_and_answers(pair, producer, t
     produce(producer, topic, rows[:800], size=7)
     wait(lambda: leader.edges() == 800, "the leader shows the first events", 60)
     check = run_check("changelog", leader.settings)
-    assert check.good and "1 copies on 1 brokers; 1 brokers: a lost disk" in check.seen
+    assert check.good and "1 copy on 1 broker; 1 broker: a lost disk" in check.seen
     at = read_position(leader.path)
     upload(leader.path, Store(store))
     admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)

@@ -11,6 +11,7 @@ from streamd.events import Schema
 from streamd.ingest.dead_letters.search import SoughtKeys
 from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from tests.decode.attacks import ARROW_HEADER, stream
+from tests.decode.mapped import Topic, record, source
 from tests.decode.test_decode import NOW, decode, edge
 
 FOREIGN = {"user_id": "secret-1", "item_id": "secret-2", "ts": 999_999_999}
@@ -112,3 +113,14 @@ def test_a_letter_is_not_said_to_speak_of_a_key_that_only_its_text_has(tmp_path)
     (line,) = (tmp_path / "current.jsonl").read_bytes().splitlines()
     assert "user:8" in bad.error and not SoughtKeys(keys={"user:8", 3, "e"}).are_in(line)
     assert SoughtKeys(keys={"someone"}).are_in(line) and SoughtKeys(keys={"src"}).are_in(line)
+
+
+@pytest.mark.parametrize("value", [b"", b" \n"])
+def test_an_empty_value_is_named_so_in_every_form(tmp_path, value):
+    (tmp_path / "0").mkdir()
+    for n, text in enumerate(["", "envelope: debezium, ", "envelope: connect, ", "envelope: cloudevents, ", "format: arrow, "]):
+        topic = Topic(source(f"{{{text}fields: {{src: u, dst: v, time: t}}}}"), tmp_path / f"{n}")
+        _, (bad,) = topic.of([record(value, 0)])
+        assert bad.error == "the value is empty" or "arrow" in text and value and bad.reason == "bad_arrow", text
+        (tmp_path / f"{n + 1}").mkdir()
+    assert said(value).startswith("the value is empty. ")

@@ -91,7 +91,7 @@ def test_the_first_row_that_does_not_fit_is_named(table, tmp_path, row, says):
     with table.open("a") as file:
         file.write(row + "\n")
     done = invoke("tguf", "import", table, *COLUMNS, "--data-dir", tmp_path / "log", **WIDE)
-    assert done.exit_code != 0 and re.search(f"rides.csv {says}.* Operator action: .*0 events were appended before",
+    assert done.exit_code != 0 and re.search(f"rides.csv {says}.* Operator action: .*Events appended before: 0",
                                              str(done.exception)), done.exception
 
 
@@ -339,7 +339,7 @@ def test_an_import_that_fails_says_how_much_went_in(tmp_path):
     lines = ["src,dst,time", *(f"u,{i},{i}" for i in range(5000)), "u,1,soon"]
     (tmp_path / "t.csv").write_text("\n".join(lines))
     done = invoke("tguf", "import", tmp_path / "t.csv", "--data-dir", tmp_path / "log")
-    assert "row 5001: column 'time'" in str(done.exception) and "4,096 events were appended before" in str(done.exception)
+    assert "row 5001: column 'time'" in str(done.exception) and "Events appended before: 4,096" in str(done.exception)
     assert log_of(tmp_path / "log").num_edges == 4096
 
 
@@ -361,7 +361,7 @@ def test_after_an_import_without_an_event_the_widths_may_be_corrected(tmp_path):
     path, data = tmp_path / "rides.csv", tmp_path / "log"
     path.write_text("src,dst,time,km\na,b,1790000000000,1.5\n")
     failed = invoke("import", path, "--features", "km", "--data-dir", data)
-    assert "stream.edge_feature_dim" in str(failed.exception) and "0 events were appended before" in str(failed.exception)
+    assert "stream.edge_feature_dim" in str(failed.exception) and "Events appended before: 0" in str(failed.exception)
     done = invoke("import", path, "--features", "km", "--data-dir", data, STREAMD_STREAM__EDGE_FEATURE_DIM="1")
     assert done.exit_code == 0, done.exception
     assert LogReader.open(data).features_of(np.arange(1)).tolist() == [[1.5]]

@@ -77,7 +77,7 @@ def test_declared_features_are_columns_of_the_same_names(tmp_path, name, text, f
 
 def test_what_is_left_out_is_named(tmp_path):
     output = run(tmp_path, "gdelt", gdelt(58, "USA", "", "20150218") + "\n" + gdelt(58, "USA", "FRA", "20150218"))[2]
-    assert "1 rows without Actor1Code or Actor2Code were left out" in output
+    assert "left out: 1 row without Actor1Code or Actor2Code" in output
     assert "not taken as features: GoldsteinScale, NumMentions, AvgTone; declare features of these names" in output
 
 

@@ -210,7 +210,7 @@ def test_an_import_into_an_empty_log_refuses_times_of_another_unit(path):
     write(path, [("src", "dst", "time"), ("u", "p", "1600000000"), ("u", "q", "1600000001")])
     own = load_settings(None, {"data_dir": path.parent / "log"}, {})[0]
     with pytest.raises(StreamdError, match=r"t\.\w+ (row|line) 1, column 'time': all times look like seconds, not milliseconds: 1600000000 was read as 1970-01-19T12:26:40Z\. "
-                                           r"Operator action: set --time-unit to s, or set ingest\.accept_first_times: true\. 0 events were appended before"):
+                                           r"Operator action: set --time-unit to s, or set ingest\.accept_first_times: true\. Events appended before: 0"):
         import_file(own, path, Columns(), lambda *_: None)
     assert LogReader.open(own.data_dir).num_edges == 0
     # The log is as new: the right unit, or the setting, takes them.
@@ -442,7 +442,7 @@ def test_a_pipe_is_read_once(tmp_path, content):
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(content,))
     writer.start()
-    assert "1 events" in run("import", tmp_path / "pipe", "--data-dir", tmp_path / "log")
+    assert "1 event appended" in run("import", tmp_path / "pipe", "--data-dir", tmp_path / "log")
     writer.join()
 
 

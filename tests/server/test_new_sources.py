@@ -182,7 +182,7 @@ def tgn(tmp_path_factory):
 @pytest.mark.parametrize(("more", "why"), [
     ({"src": "u:3", "features": ROW}, "the log has events of this one"),
     ({"src": "u:3", "context": [{"dst": "i:1", "features": ROW}]}, "the log has events of this one"),
-    ({"features": [1]}, "features has 1 values, the stream has 2"),
+    ({"features": [1]}, "features has 1 value, the stream has 2"),
     ({"features": [1, 1e300]}, "features: features[1] is out of range"),
     ({"features": {"age": 3}}, "declares no features"),
     ({"features": ["x", 1]}, "features"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from streamd.decode.wire import TOO_DEEP, object_lines
+from streamd.decode.wire import TOO_DEEP, json_error, object_lines
 from streamd.errors import BadEvent
 
 Steps = tuple[str, ...]
@@ -237,7 +237,7 @@ def parsed(raw: bytes | msgspec.Raw) -> Any:
     except RecursionError:
         raise BadEvent("too_deep", TOO_DEEP) from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadEvent("bad_json", str(error)) from None
+        raise json_error(error, raw) from None
 
 
 def kind_of(value: Any) -> str:

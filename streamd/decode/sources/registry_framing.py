@@ -13,7 +13,7 @@ from uuid import UUID
 import msgspec
 
 from streamd.decode.sources.schema_registry import SchemaRegistry, UnknownSchema
-from streamd.decode.wire import TOO_DEEP
+from streamd.decode.wire import TOO_DEEP, json_error
 from streamd.errors import BadEvent, SettingsError
 from streamd.settings.loading import SchemaRegistrySettings
 
@@ -70,7 +70,7 @@ class JSONValues:
         except RecursionError:
             raise BadEvent("too_deep", TOO_DEEP) from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise BadEvent("bad_json", str(error)) from None
+            raise json_error(error, value[start:]) from None
         return decoded if isinstance(decoded, list) else [decoded]
 
 

@@ -128,7 +128,7 @@ def report_of(result: Result, title: str, asked: Asked) -> Report:
 
     count = count_noun(len(result.windows), "window")
     about = (
-        f"{result.num_events:,} events in {count}, {_span(result)}, each "
+        f"{count_noun(result.num_events, 'event')} in {count}, {_span(result)}, each "
         f"scored before the training on it. MRR and Hits@10 are against {_negatives(result)}, AP "
         "and AUC against one; means are weighted by events. After ± is half the width of a 95 % "
         "interval by a block bootstrap over windows. Known: over events with a destination known "
@@ -149,9 +149,8 @@ def report_of(result: Result, title: str, asked: Asked) -> Report:
 
 def grid_report_of(result: GridResult, title: str, asked: Asked) -> Report:
     """The report of a grid. asked: the settings in force, which are run first."""
-    about = (
-        f"The live regime under each setting, on the same {len(result.runs[0].windows):,} windows."
-    )
+    windows = count_noun(len(result.runs[0].windows), "window")
+    about = f"The live regime under each setting, on the same {windows}."
     first = result.runs[0]
     runs = [
         {

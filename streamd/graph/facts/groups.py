@@ -15,6 +15,7 @@ from streamd.graph.facts.kernels import (
     UNSEEN_PAIR,
     UNSEEN_SOURCE,
 )
+from streamd.number_texts import count_noun
 
 C = FactColumn
 
@@ -166,8 +167,7 @@ def _share(log_share: float) -> str:
 
 
 def _count(log_count: float, noun: str) -> str:
-    count = round(math.expm1(log_count))
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    return count_noun(round(math.expm1(log_count)), noun)
 
 
 def _never(log_seconds: float) -> bool:

@@ -11,6 +11,7 @@ from kafka.errors import TopicAlreadyExistsError
 
 from streamd.errors import ChangelogError, KafkaError
 from streamd.eventlog.journal.changelog_position import ChangelogId
+from streamd.number_texts import count_noun
 from streamd.settings.loading import KafkaSettings
 
 REPLICAS = 3
@@ -50,7 +51,9 @@ class TopicState(NamedTuple):
     @property
     def shown(self) -> str:
         warnings = "".join(f"; {warning}" for warning in self.warnings)
-        return f"{self.name} with {self.replicas} copies on {self.num_brokers} brokers{warnings}"
+        copies = count_noun(self.replicas, "copy", "copies")
+        brokers = count_noun(self.num_brokers, "broker")
+        return f"{self.name} with {copies} on {brokers}{warnings}"
 
 
 def settings_of_topic(num_brokers: int) -> dict[str, str]:
@@ -118,7 +121,8 @@ def look_at_topic(admin: KafkaAdminClient, name: str) -> TopicState | None:
     warnings = []
     in_sync = int(found.get("min.insync.replicas", "1"))
     if num_brokers < REPLICAS:
-        warnings.append(f"{num_brokers} brokers: a lost disk loses acknowledged commits")
+        brokers = count_noun(num_brokers, "broker")
+        warnings.append(f"{brokers}: a lost disk loses acknowledged commits")
     elif replicas < REPLICAS or in_sync < MIN_IN_SYNC:
         warnings.append(f"{replicas} copies, {in_sync} in sync: fewer than 3 and 2")
     changelog = ChangelogId(

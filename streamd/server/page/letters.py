@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from streamd.ingest.dead_letters.purge import FOLDER
+from streamd.ingest.dead_letters.value_texts import value_text
 
 TAIL_BYTES = 1 << 20
 """Bytes that are read from the end of the current file: some thousand letters."""
@@ -57,7 +58,9 @@ class Letters:
                     "offset": int(letter["offset"]),
                     "error": str(letter["error"]),
                     "time_us": int(letter["time_us"]),
-                    "value": value.decode(errors="replace")[:SHOWN_CHARACTERS],
+                    "value": value_text(
+                        value, reason, str(letter["content_type"]), SHOWN_CHARACTERS
+                    ),
                 }
             except (msgspec.DecodeError, UnicodeDecodeError, ValueError, KeyError, TypeError):
                 continue

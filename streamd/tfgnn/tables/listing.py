@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from streamd.errors import TFGNNError
+from streamd.number_texts import count_noun
 from streamd.tfgnn.records.examples import Codec
 from streamd.tfgnn.records.records import read_blocks
 from streamd.tfgnn.records.shards import find_files, is_csv
@@ -103,7 +104,7 @@ def _record(
 ) -> Iterator[str]:
     """Yield the lines of a record. Raises: TFGNNError."""
     record = data[start:end]
-    yield f"{where}: {len(record):,} bytes"
+    yield f"{where}: {count_noun(len(record), 'byte')}"
     if codec is None:
         yield from _example(record, where, part)
         return
@@ -141,12 +142,12 @@ def _graph(graph: GraphTensor, schema: GraphSchema, part: Part) -> Iterator[str]
         num = next((len(one.sizes_C) for one in graph.node_sets.values()), 1)
         yield from _set_items(graph.context, num, part, [""] * min(num, part.values))
     for name, nodes in graph.node_sets.items():
-        yield f"  node set {_text(name)}: {_size(nodes.sizes_C, 'nodes')}"
+        yield f"  node set {_text(name)}: {_size(nodes.sizes_C, 'node')}"
         yield from _set_items(nodes.features, nodes.num, part, [""] * min(nodes.num, part.values))
     for name, edges in graph.edge_sets.items():
         one = schema.edge_sets[name]
         ends = f"{_text(one.source)} to {_text(one.target)}"
-        yield f"  edge set {_text(name)}, {ends}: {_size(edges.sizes_C, 'edges')}"
+        yield f"  edge set {_text(name)}, {ends}: {_size(edges.sizes_C, 'edge')}"
         sources = _ends(graph.node_sets[one.source], edges.source_E[: part.values])
         targets = _ends(graph.node_sets[one.target], edges.target_E[: part.values])
         pairs = [f"{source} -> {target} " for source, target in zip(sources, targets, strict=True)]
@@ -164,11 +165,11 @@ def _set_items(features: Values, num: int, part: Part, starts: list[str]) -> Ite
         yield f"    and {num - len(starts):,} more"
 
 
-def _size(sizes_C: Any, word: str) -> str:
+def _size(sizes_C: Any, noun: str) -> str:
     """The size of a set as text, with the size of each component if there are several."""
     sizes = sizes_C.tolist()
     each = f" ({', '.join(f'{n:,}' for n in sizes[:MAX_KEYS])})" if len(sizes) > 1 else ""
-    return f"{sum(sizes):,} {word}{each}"
+    return f"{count_noun(sum(sizes), noun)}{each}"
 
 
 def _ends(nodes: Nodes, index: Any) -> list[str]:
