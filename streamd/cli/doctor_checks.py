@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from streamd.cli import doctor_log
+from streamd.cli import doctor_log, doctor_roles
 from streamd.errors import StreamdError
 from streamd.number_texts import count_noun
 from streamd.processes import num_cpus, torchrun_rank
@@ -22,7 +22,7 @@ from streamd.roles import ARCHIVE, FOLLOW, RANK, SCORE, TRIAL
 from streamd.settings.loading import Settings, check_access, has_keys
 from streamd.settings.paths import roles_here
 from streamd.settings.sources import REGISTRY_FORMATS
-from streamd.telemetry.heartbeat import STALLED_SECONDS, UNSEEN_SECONDS, read_beats
+from streamd.telemetry.heartbeat import read_beats
 
 if TYPE_CHECKING:
     from streamd.ingest.kafka.topic_watch import Topics
@@ -420,28 +420,6 @@ def _kernels(_: Settings) -> str:
     return f"compiled or loaded in {seconds:.1f} s" + (f"; {problem}" if problem else "")
 
 
-def _roles(settings: Settings) -> str:
-    """List all roles that ever wrote here, with the part of the log that each one holds. Raises:
-    StreamdError for a process that is stopped or stuck."""
-    from streamd.eventlog.upkeep.holds import read_holds
-
-    holds, lines = read_holds(settings.data_dir), []
-    beats = {beat.name: beat for beat in read_beats(settings.data_dir)}
-    for newest in beats.values():
-        silent = time.time() - newest.heartbeat_ns / 1e9
-        if newest.exists and (silent >= UNSEEN_SECONDS or not newest.alive):
-            raise StreamdError(
-                f"{newest.name} is stopped or stuck: its last heartbeat is {silent:.0f} s old.",
-                f"read its log; `streamd run` kills and restarts it after {STALLED_SECONDS:.0f} s.",
-            )
-    for name in sorted({*holds, *beats}):
-        beat = beats.get(name)
-        runs = beat.state if beat is not None and beat.alive else "does not run"
-        holding = f", holds the log from event {holds[name].edge:,}" if name in holds else ""
-        lines.append(f"{name}: {runs}{holding}")
-    return "; ".join(lines) or "none has run here"
-
-
 def _mlflow(settings: Settings) -> str:
     """Check that MLflow answers, if it is used. A missing experiment is created."""
     from streamd.evaluation.mlflow.experiment import Runs
@@ -455,6 +433,7 @@ def _mlflow(settings: Settings) -> str:
 
 CHECKS: dict[str, Callable[[Settings], str]] = {
     "broker": _broker,
+    "positions": doctor_roles.positions,
     "changelog": _changelog,
     "score topic": _score_topic,
     "trial topic": _trial_topic,
@@ -474,7 +453,8 @@ CHECKS: dict[str, Callable[[Settings], str]] = {
     "ranks": _ranks,
     "kernels": _kernels,
     "mlflow": _mlflow,
-    "roles": _roles,
+    "roles": doctor_roles.roles,
+    "troubles": doctor_roles.troubles,
 }
 """The checks by name, in the order in which they run. Each returns its findings as text, or raises
 an error."""

@@ -85,7 +85,7 @@ class ServerState:
 
         # The page shows the settings as of the start.
         shown = _page_settings(settings, roles, schema)
-        self.page = StatusPage(shown, engine, registry, self.ready)
+        self.page = StatusPage(shown, engine, registry, self.ready, beat)
         self.forwarder = Forwarder(settings.kafka, settings.sources, self._make_decoder)
         self.trial = self._make_trial()
         """None if no trial runs."""

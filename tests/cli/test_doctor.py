@@ -1,5 +1,6 @@
 """What `streamd doctor` says stops a run, and what does not."""
 
+import json
 import os
 import resource
 import socket
@@ -11,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from streamd.cli import doctor_checks as doctor
+from streamd.cli import doctor_roles
 from streamd.cli.doctor_checks import run_check
 from streamd.cli.main import app
 from streamd.errors import KafkaError
@@ -120,9 +122,39 @@ def test_a_replica_is_asked_for_the_ports_of_the_roles_that_run_there(tmp_path):
 def test_a_role_whose_process_is_stopped_is_bad(tmp_path, monkeypatch):
     Heartbeat(tmp_path, "train").touch("waiting")
     assert run_check("roles", settings(tmp_path)).seen == "train: waiting"
-    monkeypatch.setattr(doctor, "time", SimpleNamespace(time=lambda: time.time() + 35.4))
+    monkeypatch.setattr(doctor_roles, "time", SimpleNamespace(time=lambda: time.time() + 35.4))
     check = run_check("roles", settings(tmp_path))
     assert not check.good and "train is stopped or stuck: its last heartbeat is 3" in check.seen
+
+
+def test_what_heartbeats_have_of_a_page_without_a_server_is_bad_while_a_role_runs(tmp_path):
+    s = settings(tmp_path)
+    assert run_check("troubles", s).seen == "none; no role runs here"
+    # A refusal counts until the next start, which may have other settings.
+    refused = Heartbeat(tmp_path, "ingest")
+    refused.touch("refused", why="another cluster")
+    beat = tmp_path / "roles/ingest/heartbeat.json"
+    beat.write_text(json.dumps(json.loads(beat.read_text()) | {"pid": 2**22 + 1}))
+    check = run_check("troubles", s)
+    assert check.result[0] == "look" and check.seen == "ingest refused its data 0 s ago: another cluster"
+    Heartbeat(tmp_path, "train").touch("waiting")
+    assert not run_check("troubles", s).good and "ingest: refused" in run_check("roles", s).seen
+
+    Heartbeat(tmp_path, "ingest").touch("topic missing", missing_topics=["rides"], missing_seconds=90.0, was_read=True)
+    check = run_check("troubles", s)
+    assert not check.good and "has no topic rides (deleted?), for 90 s" in check.seen
+    Heartbeat(tmp_path, "ingest").touch("waiting for the clock")
+    assert run_check("troubles", s).result[0] == "look"
+    Heartbeat(tmp_path, "ingest").touch("running")
+    assert run_check("troubles", s).seen == "none"
+
+
+def test_several_servers_report_a_trouble_once(tmp_path):
+    for name, seconds in (("serve", 11), ("serve-worker-1", 12)):
+        beat = Heartbeat(tmp_path, "serve", name)
+        beat.note(troubles=[{"text": f"Kafka has not answered for {seconds} s", "is_bad": True, "detail": ""}])
+        beat.touch("ready")
+    assert run_check("troubles", settings(tmp_path)).seen == "Kafka has not answered for 11 s"
 
 
 @pytest.mark.parametrize(("soft", "good"), [(1024, True), (256, False), (resource.RLIM_INFINITY, True)])

@@ -14,6 +14,7 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource
 
+from streamd.cli.doctor_checks import run_check
 from streamd.demo.broker import ApacheKafka
 from streamd.eventlog.layout import LATE
 from streamd.eventlog.upkeep.verify import verify_log
@@ -119,9 +120,14 @@ def test_a_topic_made_anew_and_records_deleted_unread_stop_ingest_by_name(daemon
     daemon.start("ingest")
     assert daemon.process.wait(30) == 3 and "created again" in daemon.output()
     assert daemon.edges() == 200
+    check = run_check("positions", daemon.settings)
+    assert not check.good and f"Topic {topic} was deleted and created again" in check.seen and "ingest.on_data_loss: continue" in check.seen
+    skips = daemon.settings.model_copy(update={"ingest": daemon.settings.ingest.model_copy(update={"on_data_loss": "continue"})})
+    assert run_check("positions", skips).result[0] == "look"
     daemon.start()
     wait(lambda: daemon.seen() == 200, "the server answers on beside an ingest that refuses")
     wait(lambda: "created again" in daemon.get("/readyz").get("ingest_refused", ""), "readiness says why")
+    wait(lambda: not (check := run_check("troubles", daemon.settings)).good and "created again" in check.seen, "doctor has it")
     with urllib.request.urlopen(f"http://127.0.0.1:{daemon.settings.server.port}/metrics", timeout=5) as answer:
         assert b'streamd_role_refused{refused="ingest"} 1.0' in answer.read()
     assert daemon.process.poll() is None and daemon.stop() == 0

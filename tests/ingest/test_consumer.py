@@ -107,6 +107,13 @@ def test_a_topic_made_anew_ends_ingest_unless_losses_may_be_passed_over(begin):
         begin(Broker("new", 1), on_data_loss="fail")
 
 
+def test_a_partition_shorter_than_what_was_read_is_named_as_a_new_topic(begin):
+    """As with a broker without ids of topics."""
+    begin(Broker("", 1), read=Position(1200))
+    with pytest.raises(DataLossError, match="ends at offset 1000, but ingest has read up to 1200: the topic was deleted and created again"):
+        begin(Broker("", 1), on_data_loss="fail")
+
+
 def test_of_records_that_were_deleted_before_they_were_read_the_runs_behind_them_stay(begin):
     begin(Broker("id", 1), read=Position(5, 0, (Run((6, 0), (7, 0)), Run((9, 0), (30, 2)), Run((40, 0), (40, 0)))))
     positions, gaps = begin(Broker("id", 1, first=20))

@@ -43,7 +43,9 @@ def test_the_headline_weighs_windows_by_their_events_and_compares_over_the_same_
     assert head.rule_name == "edgebank" and head.rule == pytest.approx((10 + 150 + 10) / 500) and not head.is_below_rule
     assert head.content()["over_rule"] == {"mean": pytest.approx(0.16), "radius": None}, "three windows are too few to tell"
     assert head.nightly == pytest.approx((0.4 * 50 + 0.2 * 150) / 200) and head.live_beside == pytest.approx((0.6 * 50 + 0.2 * 150) / 200)
-    assert headline_of([record(i, 5, live=of(0.1), edgebank=of(0.2), popularity=of(0.1)) for i in range(12)]).is_below_rule
+    below = headline_of([record(i, 5, live=of(0.1), edgebank=of(0.2), popularity=of(0.1)) for i in range(12)])
+    assert below.is_below_rule and below.notice() == "the model ranks below the rule edgebank over the last 12 windows"
+    assert head.notice() == ""
     assert head.mean_negatives is None, "of older releases"
     counted = [records[0], replace(records[1], mean_negatives=4.0), replace(records[3], mean_negatives=8.0)]
     assert headline_of(counted).content()["mean_negatives"] == pytest.approx((4 * 300 + 8 * 100) / 400)

@@ -2,8 +2,10 @@
 
 import pytest
 
+from streamd.cli.doctor_checks import run_check
 from streamd.eventlog.reader import LogReader
 from streamd.server.engine.status import NextVersion
+from streamd.server.page import status
 from streamd.server.page.trend import RecentRefusals, Trend
 from streamd.server.page.troubles import AWAY, MachineFacts, find_troubles
 from streamd.telemetry.heartbeat import Beat
@@ -141,7 +143,8 @@ def test_refused_records_are_those_of_the_last_ten_minutes():
     assert old.refusals is None, "when ingest refused them is not known"
 
 
-def test_the_page_lists_the_troubles_of_its_machine(tmp_path):
+def test_the_page_lists_the_troubles_of_its_machine_and_doctor_has_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(status, "SAMPLE_SECONDS", 0.2)
     src, dst, time_us = stream(500, hours=2)
     write_log(tmp_path, src, dst, time_us, SCHEMA, watermark=100 * HOUR)
     world = World(tmp_path).start()
@@ -152,5 +155,12 @@ def test_the_page_lists_the_troubles_of_its_machine(tmp_path):
         # The server's first heartbeat may come a turn after it is ready.
         wait(lambda: [(x["text"], x["is_bad"]) for x in page.content()["troubles"]] == [("ingest never ran", True), ("train never ran", True)])
         assert world.client.get("/readyz").status_code == 200, "a server that can answer is ready"
+        wait(lambda: run_check("troubles", world.settings).seen == "ingest never ran; train never ran")
+        assert not run_check("troubles", world.settings).good
+        assert "troubles" not in page.content()["roles"]["serve"]["detail"], "the page has newer ones"
+        page._is_ready = lambda: (False, "stopping")
+        page._begun += 100
+        wait(lambda: run_check("troubles", world.settings).seen == "the server does not answer: stopping")
+        assert run_check("troubles", world.settings).result[0] == "look"
     finally:
         world.stop()

@@ -39,6 +39,13 @@ end."""
 LOOK_BACK = 8
 """Number of offsets to look back for the record before another: transaction markers occupy some."""
 AGAIN = "none is needed: ingest retries."
+CONTINUE = (
+    "set ingest.on_data_loss: continue, which records the gap in the journal; then start the "
+    "daemon again."
+)
+LOST_RECORDS = f"raise the topic's retention or restore it; to skip the lost records, {CONTINUE}"
+NEW_TOPIC = f"restore the old topic; to read the new one from its beginning, {CONTINUE}"
+"""Operator actions after a loss of records."""
 
 
 class OffsetsLost(Exception):
@@ -131,7 +138,7 @@ class KafkaSource:
         KafkaError while no broker answers.
         """
         topics = self._topics
-        recreated = self._find_new_topics(stored)
+        recreated = new_topics(topics, stored)
         known = {t: parts for t, parts in stored.positions.items() if t not in recreated}
         first, end = self._offsets_of_kafka(known)
         self._end = dict(end)
@@ -145,6 +152,7 @@ class KafkaSource:
                 Gap(topic, partition, position.offset, -1),
                 f"Topic {topic} was deleted and created again (id {topics.topic_ids[topic]}, the "
                 f"log has {stored.topic_ids[topic]}).",
+                NEW_TOPIC,
             )
             for topic in sorted(recreated)
             for partition, position in sorted(stored.positions.get(topic, {}).items())
@@ -169,22 +177,6 @@ class KafkaSource:
             begun.append(position)
         self._truncated.clear()
         return begun, gaps
-
-    def _find_new_topics(self, stored: Progress) -> set[str]:
-        """The topics that were deleted and created again. Raises: DataLossError for another
-        cluster."""
-        topics = self._topics
-        if stored.cluster_id and topics.cluster_id and stored.cluster_id != topics.cluster_id:
-            raise DataLossError(
-                f"This log was read from Kafka cluster {stored.cluster_id}, "
-                f"not {topics.cluster_id}.",
-                "point kafka.bootstrap_servers at that cluster, or start a new data_dir.",
-            )
-        return {
-            t
-            for t, old in stored.topic_ids.items()
-            if old and topics.topic_ids.get(t, old) not in (old, "")
-        }
 
     def _offsets_of_kafka(self, known: Mapping[str, Mapping[int, Position]]) -> tuple[Any, Any]:
         """The first offset and the end of each partition that has a leader. Raises: KafkaError."""
@@ -223,8 +215,11 @@ class KafkaSource:
             return self._find_divergence(tp, position, first[tp])
         if position.offset > end[tp]:
             gap = Gap(tp.topic, tp.partition, end[tp], position.offset)
-            what = f"{name} ends at offset {end[tp]}, but ingest has read up to {position.offset}."
-            return self._lost(gap, what), Position(end[tp])
+            what = (
+                f"{name} ends at offset {end[tp]}, but ingest has read up to {position.offset}: "
+                "the topic was deleted and created again, or the brokers lost records."
+            )
+            return self._lost(gap, what, NEW_TOPIC), Position(end[tp])
         if position.offset < first[tp]:
             gap = Gap(tp.topic, tp.partition, position.offset, first[tp])
             what = (
@@ -254,14 +249,10 @@ class KafkaSource:
             gap, f"{what}: offsets {common.offset} to {position.offset - 1}."
         ), Position(common.offset)
 
-    def _lost(self, gap: Gap, what: str) -> Gap:
+    def _lost(self, gap: Gap, what: str, action: str = LOST_RECORDS) -> Gap:
         """Log a gap or raise DataLossError, depending on `ingest.on_data_loss`."""
         if self._ingest.on_data_loss == "fail":
-            raise DataLossError(
-                what,
-                "raise the topic's retention or restore it; to skip the lost records, set "
-                "ingest.on_data_loss: continue, which records the gap in the journal.",
-            )
+            raise DataLossError(what, action)
         logger.error(
             "data_lost",
             topic=gap.topic,
@@ -426,6 +417,21 @@ class KafkaSource:
         if self._watch is not None:
             self._watch.close()
         self._consumer.close(autocommit=False)
+
+
+def new_topics(topics: Topics, stored: Progress) -> set[str]:
+    """The topics that were deleted and created again since the log read them. Raises: DataLossError
+    for another cluster."""
+    if stored.cluster_id and topics.cluster_id and stored.cluster_id != topics.cluster_id:
+        raise DataLossError(
+            f"This log was read from Kafka cluster {stored.cluster_id}, not {topics.cluster_id}.",
+            "point kafka.bootstrap_servers at that cluster, or start a new data_dir.",
+        )
+    return {
+        t
+        for t, old in stored.topic_ids.items()
+        if old and topics.topic_ids.get(t, old) not in (old, "")
+    }
 
 
 def in_shard(tp: TopicPartition, shard: str | None) -> bool:

@@ -91,6 +91,18 @@ class Headline:
         """Whether the newest windows' MRR is below half of the mean over all windows."""
         return self.newest is not None and self.newest.live < FALLEN_SHARE * self.live
 
+    def notice(self) -> str:
+        """The notice of a model that is below the rule or fell, as a sentence; empty if it did
+        neither."""
+        if self.is_below_rule:
+            rule = f"the rule {self.rule_name}"
+            return f"the model ranks below {rule} over the last {self.num_windows} windows"
+        if self.newest is not None and (self.is_newest_below_rule or self.has_fallen):
+            num = self.newest.num_windows
+            fall = f"the model fell: MRR {self.newest.live:.3f} over the last {num} windows"
+            return f"{fall}, {self.live:.3f} over the last {self.num_windows}"
+        return ""
+
     def content(self) -> dict[str, Any]:
         """The headline as the page's JSON. `over_rule` has a radius of None if there are too few
         windows for an interval."""

@@ -12,7 +12,7 @@ from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
 from streamd.registry.manifest import Manifest
 from streamd.registry.registry import read_manifests
-from streamd.roles import RANK, rank_names, server_names
+from streamd.roles import RANK, rank_names
 from streamd.schema import Schema
 from streamd.server.engine.engine import Engine
 from streamd.server.engine.lag import ANSWERS_SECONDS
@@ -23,16 +23,13 @@ from streamd.server.page.pulse import SAMPLE_SECONDS, Pulse
 from streamd.server.page.tap import newest_events
 from streamd.server.page.trend import Trend
 from streamd.server.page.trial_on_page import TrialOnPage
-from streamd.server.page.troubles import MachineFacts, find_troubles
+from streamd.server.page.troubles import MachineFacts, Trouble, counts, find_troubles
 from streamd.server.page.window_rows import edge_sets, window_row
 from streamd.settings.loading import LogSettings
-from streamd.telemetry.heartbeat import Beat, read_beat, read_beats
+from streamd.telemetry.heartbeat import Beat, Heartbeat, read_beat, read_beats
 from streamd.windows.history import HistoryReader
 from streamd.windows.version_scores import VersionScores, version_scores
 
-REMOVED_SECONDS = 3600.0
-"""A role or server that the settings do not name counts as removed once its loop has not turned for
-this long."""
 MAX_WINDOWS = 1000
 """Newest windows that the page shows. It bounds the size of `/status.json`, which each open page
 requests often."""
@@ -71,8 +68,11 @@ class StatusPage:
         engine: Engine,
         registry: Registry,
         is_ready: Callable[[], tuple[bool, str]],
+        beat: Heartbeat,
     ) -> None:
-        """is_ready: whether the server answers, and the reason if not, as `/readyz` reports it."""
+        """is_ready: whether the server answers, and the reason if not, as `/readyz` reports it.
+        beat: of the server; it gets the troubles for `streamd doctor`."""
+        self._beat = beat
         self._is_ready = is_ready
         self._settings = settings
         self._engine = engine
@@ -100,7 +100,24 @@ class StatusPage:
             await self._trial.refresh()
             await asyncio.sleep(SAMPLE_SECONDS)
             self.pulse.sample()
-            self._look(self._roles()[1])
+            roles = self._roles()[1]
+            self._look(roles)
+            self._beat.note(troubles=[asdict(trouble) for trouble in self._red_and_late(roles)])
+
+    def _red_and_late(self, roles: Mapping[str, Beat | None]) -> list[Trouble]:
+        """All problems on the page: its line of troubles, and its notices about answers, model and
+        trial."""
+        found = find_troubles(self._facts(roles))
+        notices = []
+        answers, why = self._is_ready()
+        if not answers and not found:
+            notices.append(f"the server does not answer: {why}")
+        headline = headline_of(self._history.refresh()[-MAX_WINDOWS:])
+        if headline is not None and (notice := headline.notice()):
+            notices.append(notice)
+        if (trial := self._trial.content()) and trial["mismatch"]:
+            notices.append(f"trial {trial['name']}: the numbers of units contradict the shares")
+        return found + [Trouble(text=notice, is_bad=False) for notice in notices]
 
     def _lag_seconds(self) -> float | None:
         """The lag of answers in seconds, None if unknown. It is 0 if ingest has read all records
@@ -170,6 +187,7 @@ class StatusPage:
 
     def _facts(self, roles: Mapping[str, Beat | None]) -> MachineFacts:
         """The facts from which troubles are found. roles: as `_roles` returns them."""
+        s = self._settings
         status = self._engine.status
         log = self._engine.log
         # While the server starts, the page shows its progress instead.
@@ -177,8 +195,10 @@ class StatusPage:
         return MachineFacts(
             now=time.time(),
             up_seconds=time.monotonic() - self._begun,
-            broker=self._settings.broker,
-            beats={name: beat for name, beat in roles.items() if self._counts(name, beat)},
+            broker=s.broker,
+            beats={
+                name: beat for name, beat in roles.items() if counts(name, beat, s.roles, s.workers)
+            },
             version="the rule" if status.version == RULE else f"version {status.version}",
             next_version=status.next_version if is_ready else None,
             memory_behind=status.edge - status.memory_edge if is_ready else 0,
@@ -186,14 +206,6 @@ class StatusPage:
             unlearned_seconds=self._trend.unlearned_seconds,
             refusals=self._trend.refusals,
         )
-
-    def _counts(self, name: str, beat: Beat | None) -> bool:
-        """Whether a role that does not run is a trouble: a role of the settings, or any other one
-        that ran within the last hour."""
-        s = self._settings
-        # All ranks that `_roles` returned belong to the trainer's present group.
-        expected = name in s.roles or name.startswith(RANK) or name in server_names(s.workers)
-        return expected or (beat is not None and beat.age_seconds < REMOVED_SECONDS)
 
     def _roles(self) -> tuple[int, dict[str, Beat | None]]:
         """The number of ranks, and the heartbeat of each role, rank and server; None for one that
@@ -279,7 +291,8 @@ def _beat(beat: Beat) -> dict[str, Any]:
         "state": beat.state,
         "alive": beat.alive,
         "age_seconds": round(beat.age_seconds, 1),
-        "detail": beat.detail,
+        # The page has its own troubles, which are newer.
+        "detail": {key: value for key, value in beat.detail.items() if key != "troubles"},
     }
 
 

@@ -1,8 +1,9 @@
 """The troubles of a machine for its operator: one line each, the most severe first."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from streamd.roles import RANK, server_names
 from streamd.server.engine.lag import ANSWERS_SECONDS
 from streamd.server.engine.status import NextVersion
 from streamd.server.page.trend import RecentRefusals
@@ -20,6 +21,9 @@ START_SECONDS = 60.0
 UNLEARNED_SECONDS = 180.0
 """A finished window is a trouble if it waits this long without any progress of the trainer, which
 reports each part of its work within seconds."""
+REMOVED_SECONDS = 3600.0
+"""A role or server that the settings do not name counts as removed once its loop has not turned for
+this long."""
 MANY_EVENTS = 10_000
 """Minimum backlog of events that is reported: fewer are read within a second or two."""
 FEW_REFUSED = 0.01
@@ -70,6 +74,16 @@ class MachineFacts:
     log_behind: int
     unlearned_seconds: float | None
     refusals: RecentRefusals | None
+
+
+def counts(name: str, beat: Beat | None, roles: Sequence[str], workers: int) -> bool:
+    """Whether a role that does not run is a trouble: a role of the settings, or any other one that
+    ran within the last hour.
+
+    name, beat: of the role. roles, workers: of this machine. Ranks always count.
+    """
+    expected = name in roles or name.startswith(RANK) or name in server_names(workers)
+    return expected or (beat is not None and beat.age_seconds < REMOVED_SECONDS)
 
 
 def find_troubles(facts: MachineFacts) -> list[Trouble]:
