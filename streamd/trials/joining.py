@@ -208,6 +208,7 @@ class TrialLoop:
             trial_metrics.units.labels(arm.arm).set(arm.units)
             trial_metrics.outcomes.labels(arm.arm).set(arm.outcomes)
             trial_metrics.value.labels(arm.arm).set(arm.value)
+            # The champion has no difference, and the others have none before enough units.
             if arm.difference is not None:
                 trial_metrics.difference.labels(arm.arm).set(arm.difference.mean)
                 trial_metrics.radius.labels(arm.arm).set(arm.difference.radius)
