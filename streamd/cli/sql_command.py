@@ -92,9 +92,11 @@ def answer(session: "SqlSession", statement: str, format_: Format) -> None:
     result = session.query(statement)
     if format_ == "table":
         print_result(result)
-        return
-    FORMATS[format_](result, sys.stdout.buffer)
-    sys.stdout.buffer.flush()
+    else:
+        FORMATS[format_](result, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+    for hint in session.hints():
+        err.print(printable(hint), soft_wrap=True, markup=False, highlight=False)
 
 
 def print_result(result: Any) -> None:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamd.eventlog.journal.journal import NOTHING
+from streamd.eventlog.key_search import find_keys
 from streamd.eventlog.layout import KEYS
 from streamd.eventlog.node_keys import (
     INTEGER,
@@ -18,7 +19,10 @@ from streamd.eventlog.node_keys import (
     key_slices,
 )
 from streamd.eventlog.reader import LogReader
-from streamd.events import Int64
+from streamd.events import Int64, SetKey
+
+MAX_DIGITS = 19
+"""Characters of a number that surely fits an int64, and one."""
 
 
 class NodeKeys:
@@ -38,6 +42,22 @@ class NodeKeys:
     def integers(self, nodes: Int64) -> Any:
         """The keys that are integers, null for others: an Arrow array of int64."""
         return self._arrays[1].take(pa.array(nodes))
+
+    def node_of(self, text: str) -> int | None:
+        """The id of a node with a key of any type and node set; None if no node has it."""
+        state = self._log.state
+        plain: list[str | int] = [text]
+        if text.removeprefix("-").isdigit() and len(text) < MAX_DIGITS:
+            plain.append(int(text))
+        keys = [
+            SetKey(number, key) if number else key
+            for number in range(state.schema.num_node_sets)
+            for key in plain
+        ]
+        rows = find_keys(self._log.data_dir, state.files.get(KEYS, NOTHING).num_bytes, keys)
+        nodes = np.array([row.node for row in rows], np.int64)
+        live = nodes[~self._log.deletions.is_gone(nodes)]
+        return int(live[0]) if len(live) else None
 
     @cached_property
     def _arrays(self) -> tuple[Any, Any]:

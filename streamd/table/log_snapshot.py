@@ -115,6 +115,11 @@ class LogSnapshot:
         """Names of the edge sets."""
         return self._log.state.schema.edge_set_names
 
+    def node_of(self, key: str) -> int | None:
+        """The id of a node with a key of any type and node set, given as text; None if no node has
+        it. It reads the file of the keys once, in bounded memory."""
+        return self._keys.node_of(key)
+
     @property
     def times(self) -> tuple[int, int]:
         """Times of the oldest and the newest event in microseconds; 0 and 0 without any."""

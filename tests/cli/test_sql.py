@@ -14,7 +14,7 @@ from streamd.cli import sql_command, sql_shell
 from streamd.cli.main import app
 from streamd.cli.sql_shell import SqlShell, history_path, store_history
 from streamd.errors import LeaseError, QueryError
-from tests.builders import SETS, sets_stream, write_sets_log
+from tests.builders import SETS, sets_stream, stream, write_log, write_sets_log
 
 QUERY = "select src_key, time, features from events_buys order by event limit 2"
 
@@ -135,3 +135,18 @@ def test_the_history_of_a_shell_is_there_in_the_next_one(monkeypatch, tmp_path):
 
 def test_sets_are_views(log):
     assert sql(log, "show tables", "--format", "csv").stdout.split()[1:4] == ["events", *(f"events_{s}" for s in sorted(SETS.edge_set_names)[:2])]
+
+
+def test_a_key_that_is_compared_with_a_node_id_gets_the_column_of_keys(tmp_path):
+    write_log(tmp_path, *stream(50), key_of=lambda n: n + 1 if n < 30 else f"user:{n}")
+    for statement, named in (("select * from events where src = 'user:8'", "src_key = 'user:8'"), ("from nodes where node in ('user:8', 'x')", "key = 'user:8'"),
+                             ("from events e where e.dst <> 'a'", "dst_key = 'a'")):
+        with pytest.raises(QueryError, match=f"is the log's number of a node: compare .*{named}"):
+            sql(tmp_path, statement)
+    # Node 7 has the key 8, and node 8 another.
+    done = sql(tmp_path, "select count(*) from events where src = 8 and dst in ('8')")
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == [f"{end} = 8 is the log's number of a node. The node with the key 8 has the number 7" for end in ("src", "dst")]
+    for statement in ("select count(*) from events where src_key = '8'", "select count(*) from events where src = 999", "select 'src = 8'"):
+        assert not sql(tmp_path, statement).stderr
+    with pytest.raises(QueryError, match="correct the statement"):
+        sql(tmp_path, "select cast('a' as bigint)")

@@ -9,6 +9,7 @@ from streamd.errors import QueryError, StreamdError
 from streamd.scoring.stored_scores import NO_SCORES, ScoreSource
 from streamd.settings.loading import ModelSettings
 from streamd.table.log_snapshot import LogSnapshot
+from streamd.table.sql.key_hints import id_hints, text_hint
 
 BEFORE = {
     # A query over its memory fails, instead of writing to a folder.
@@ -60,6 +61,8 @@ class SqlSession:
         self._snapshot = snapshot
         self._errors: list[StreamdError] = []
         """Errors of scans since the last statement."""
+        self._text = ""
+        """The last statement."""
         limit = {"memory_limit": f"{max(max_memory_bytes // 1024, 1)}KiB"}
         self._connection = duckdb.connect(":memory:", config=BEFORE | limit)
         times = snapshot.times
@@ -80,6 +83,7 @@ class SqlSession:
         """The result of one SELECT as a pyarrow.RecordBatchReader. Raises: QueryError for another
         statement, for several, or if it fails; LeaseError, also while the result is read."""
         self._errors.clear()
+        self._text = text
         try:
             statements = self._connection.extract_statements(text)
         except self._duckdb.Error as error:
@@ -122,7 +126,13 @@ class SqlSession:
                 "The query needs more memory than it may take.",
                 "select less, or raise sql.max_memory_bytes.",
             )
-        return QueryError(f"{text.rstrip('.')}.", "correct the statement.")
+        is_text = isinstance(error, self._duckdb.ConversionException)
+        hint = text_hint(self._text) if is_text else ""
+        return QueryError(f"{text.rstrip('.')}.", f"{hint or 'correct the statement'}.")
+
+    def hints(self) -> list[str]:
+        """Sentences for the user on the last statement, which may not ask what was meant."""
+        return id_hints(self._text, self._snapshot.node_of)
 
     def close(self) -> None:
         self._connection.close()
