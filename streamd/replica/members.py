@@ -23,7 +23,7 @@ from streamd.eventlog.upkeep.holds import (
 )
 from streamd.replica.models import records
 from streamd.replica.models.state import ModelsState
-from streamd.roles import FOLLOW, HANDOVER, make_folder
+from streamd.roles import FOLLOW, HANDOVER, folder_of, make_folder
 from streamd.schema import Schema
 from streamd.storage import write_durably
 
@@ -32,15 +32,21 @@ MEMBER = "member"
 """File in the follower's folder with the member's name."""
 
 
+def known_member(data_dir: Path) -> str | None:
+    """Name of a data directory as a member; None if it never followed."""
+    try:
+        return (folder_of(data_dir, FOLLOW) / MEMBER).read_text()
+    except FileNotFoundError:
+        return None
+
+
 def member_name(data_dir: Path) -> str:
     """Name of a data directory as a member, made once: host name and eight hex digits."""
-    path = make_folder(data_dir, FOLLOW) / MEMBER
-    try:
-        return path.read_text()
-    except FileNotFoundError:
+    name = known_member(data_dir)
+    if name is None:
         name = f"{socket.gethostname()[:50]}-{uuid.uuid4().hex[:8]}"
-        write_durably(path, name.encode())
-        return name
+        write_durably(make_folder(data_dir, FOLLOW) / MEMBER, name.encode())
+    return name
 
 
 class Member:

@@ -25,6 +25,7 @@ MISMATCH = (
 def read_figures(data_dir: Path, trial: str) -> TrialFigures | None:
     """Read the figures of a trial, as of one moment while its role writes; None before it has
     written any. Raises: sqlite3.DatabaseError if the state is damaged."""
+    # The sums are of one transaction of the role.
     sums = read_sums(state_path(data_dir, trial))
     return None if sums is None else look(sums)[0]
 

@@ -18,6 +18,7 @@ from streamd.eventlog.upkeep.holds import (
 )
 from streamd.registry.journal import Move
 from streamd.registry.outcome import outcome_of
+from streamd.replica.members import member_name
 from streamd.replica.models import records
 from streamd.replica.models.state import ModelsState
 from streamd.store.objects import Store
@@ -574,6 +575,19 @@ def test_compaction_waits_until_every_member_answered(trainer, replica, log, tmp
     trainer.settle()
     replica.step()
     assert kinds(log)[-1] == "compacted" and not replica.follower.state.open
+
+
+def test_a_leader_that_was_killed_as_a_follower_keeps_no_compaction_waiting(trainer, replica, log):
+    """It is still a member in the topic, and as the leader it answers no request."""
+    name = member_name(trainer.settings.data_dir)
+    MemoryTopic(log).append(records.encode(records.Joined(term=0, member=name, at=1.0)))
+    holds(replica, 300)
+    replica.step()
+    MemoryTopic(log).append(records.encode(request(action="compact", event=300)))
+    replica.step()
+    trainer.settle()
+    assert kinds(log)[-1] == "released" and asked_to_compact(trainer.settings.data_dir) == 300
+    assert name not in trainer.publisher.state.members and replica.follower.member.name in trainer.publisher.state.members
 
 
 def test_a_compaction_beyond_the_logs_end_is_refused_and_keeps_no_other_waiting(trainer, replica, log):

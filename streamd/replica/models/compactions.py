@@ -8,6 +8,7 @@ import structlog
 
 from streamd.eventlog.journal.tail import events_shown
 from streamd.eventlog.upkeep.holds import ask_to_compact, asked_to_compact, read_compacted
+from streamd.replica.members import known_member
 from streamd.replica.models import records
 from streamd.replica.models.trainer_term import TrainerTerm
 from streamd.replica.models.trainer_topic import TrainerTopic
@@ -44,6 +45,7 @@ class Compactions:
         """Release each request once every member has answered, or `lease_seconds` after the
         request; report the finished ones."""
         self._ask_again()
+        self._leave_members()
         state = self._topic.state
         requests = state.compactions()
         num_events = events_shown(self._log_dir) if requests else 0
@@ -86,6 +88,13 @@ class Compactions:
         if missing:
             ask_to_compact(self._log_dir, max(*missing, asked_to_compact(self._log_dir) or 0))
         self._term.has_asked = True
+
+    def _leave_members(self) -> None:
+        """Remove this machine from the members: it does not follow the log that it leads, so it
+        would not answer. It has left by itself, unless it was killed as a follower."""
+        name = known_member(self._log_dir)
+        if name is not None and name in self._topic.state.members:
+            self._topic.remove_member(name)
 
     def _done_record(self, request: str) -> Callable[[int], records.Known]:
         return lambda number: records.Compacted(

@@ -62,6 +62,11 @@ class TrainerTopic:
             ]
         )
 
+    def remove_member(self, name: str) -> None:
+        """Remove a member, so that compaction does not wait for it."""
+        self._topic.append(records.encode(records.Left(term=self.state.term, member=name)))
+        self.read()
+
     def close(self) -> None:
         """Close the connections."""
         self._topic.close()
