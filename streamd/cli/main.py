@@ -146,11 +146,17 @@ def demo(
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder of the data; a new temporary folder otherwise.")
     ] = None,
+    trial: Annotated[
+        bool,
+        typer.Option(
+            "--trial", help="Compare the champion with two rules in a trial of simulated users."
+        ),
+    ] = False,
 ) -> None:
     """Play a real month through the whole daemon and watch it learn."""
     from streamd.demo.play import play
 
-    status = play(stream, speed, exit_, days, cold, bootstrap_servers, port, data_dir)
+    status = play(stream, speed, exit_, days, cold, bootstrap_servers, port, data_dir, trial)
     raise typer.Exit(status)
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -24,6 +24,7 @@ from streamd.demo.broker import Broker, find_broker, free_port
 from streamd.demo.player import Player
 from streamd.demo.role_reader import RoleReader, display
 from streamd.demo.streams import DAY, DemoStream, find_stream
+from streamd.demo.trial_users import REMARK, SimulatedUsers, print_trial, trial_settings
 from streamd.errors import DemoError
 from streamd.evaluation.backtest import TITLES
 from streamd.eventlog.layout import LATE
@@ -64,6 +65,7 @@ def play(
     bootstrap_servers: str | None,
     port: int,
     data_dir: Path | None,
+    trial: bool = False,
 ) -> int:
     """Run the demo. Returns: the exit status; with `end`, 0 only if every event was sent, committed
     and learned, is visible, and none was clamped or a dead letter. Raises: DemoError.
@@ -71,7 +73,8 @@ def play(
     Args: name: of the stream. speed: event-time hours per second, or "max". end: print the table
         after the last window and end, else run until Ctrl-C. days: None for all. cold: freeze the
         frozen model after COLD_EVENTS events. bootstrap_servers: None to start a broker. port: 0
-        for a free one. data_dir: None for a temporary folder.
+        for a free one. data_dir: None for a temporary folder. trial: simulated users take part in
+        a trial of the champion and two rules.
     """
     stream = find_stream(name)
     rate = _rate(speed)
@@ -79,15 +82,7 @@ def play(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.ExitStack() as stack:
         # Create the data directory, and start the broker.
-        if data_dir is None:
-            data_dir = Path(
-                stack.enter_context(tempfile.TemporaryDirectory(prefix="streamd-demo-"))
-            )
-        elif (data_dir / "journal").exists():
-            raise DemoError(
-                f"{data_dir} already has an event log.", "name a new folder with --data-dir."
-            )
-        data_dir.mkdir(parents=True, exist_ok=True)
+        data_dir = _make_data_dir(data_dir, stack)
         broker = _start_broker(bootstrap_servers, stack)
         console.print(
             f"[bold]streamd demo[/bold]: {title_of(stream, days)}\nBroker: {broker.note}",
@@ -97,10 +92,12 @@ def play(
 
         # Create the topics, and start the daemon.
         topic = f"{TOPIC}-{stream.name}-{os.getpid()}"
-        for own in stream.topics(topic):
+        of_trial = trial_settings(stream, f"{topic}-trials") if trial else {}
+        for own in (*stream.topics(topic), *filter(None, [of_trial.get("trials.topic")])):
             broker.create_topic(own, PARTITIONS)
         used = _usable_port(port, console)
-        settings = _settings(stream, broker, topic, data_dir, used, title_of(stream, days))
+        note = page_note(stream, days, trial)
+        settings = _settings(stream, broker, topic, data_dir, used, note, of_trial)
         daemon = stack.enter_context(_daemon(settings, data_dir))
         _print_kernel_notice(console)
 
@@ -114,6 +111,19 @@ def play(
             tail = (data_dir / "daemon.log").read_text(errors="replace")[-3000:]
             console.print(f"The end of daemon.log:\n{tail}", markup=False, highlight=False)
             raise
+
+
+def _make_data_dir(data_dir: Path | None, stack: contextlib.ExitStack) -> Path:
+    """Create the data directory, a temporary one by default, which ends with the stack. Raises:
+    DemoError if it has a log."""
+    if data_dir is None:
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streamd-demo-")))
+    if (data_dir / "journal").exists():
+        raise DemoError(
+            f"{data_dir} already has an event log.", "name a new folder with --data-dir."
+        )
+    data_dir.mkdir(parents=True, exist_ok=True)
+    return data_dir
 
 
 def _start_broker(bootstrap_servers: str | None, stack: contextlib.ExitStack) -> Broker:
@@ -132,6 +142,11 @@ def title_of(stream: DemoStream, days: int | None) -> str:
     if days is None:
         return stream.title
     return f"the first {'day' if days == 1 else count_noun(days, 'day')} of {stream.title}"
+
+
+def page_note(stream: DemoStream, days: int | None, with_trial: bool) -> str:
+    """The note below the page's title. days: None for all."""
+    return f"Demo: {title_of(stream, days)} {MOVED}{f' {REMARK}' if with_trial else ''}"
 
 
 def _print_kernel_notice(console: Console) -> None:
@@ -170,9 +185,16 @@ def _usable_port(port: int, console: Console) -> int:
 
 
 def _settings(
-    stream: DemoStream, broker: Broker, topic: str, data_dir: Path, port: int, title: str
+    stream: DemoStream,
+    broker: Broker,
+    topic: str,
+    data_dir: Path,
+    port: int,
+    note: str,
+    more: dict[str, Any],
 ) -> Settings:
-    """The settings of the demo's daemon; the user's own are not read. title: for the page."""
+    """The settings of the demo's daemon; the user's own are not read. note: for the page. more:
+    further settings, by dotted key."""
     return load_settings(
         None,
         {
@@ -186,9 +208,10 @@ def _settings(
             "windows.merge_after": 0,
             "ingest.merge_wait_seconds": MERGE_WAIT_SECONDS,
             "server.port": port,
-            "server.page_note": f"Demo: {title} {MOVED}",
+            "server.page_note": note,
             "telemetry.ingest_port": 0,
             "telemetry.train_port": 0,
+            **more,
         },
         environ={},
     )[0]
@@ -235,11 +258,8 @@ def _run(
     """Play the stream with progress, then end as `play` does. Returns: the exit status."""
     # Two readers of the windows' history, since the player has its own thread.
     watch = RoleReader(settings.data_dir, settings.server.port)
-    counter = HistoryReader(settings.data_dir)
-    log, kafka = settings.data_dir, settings.kafka
-    # The month is moved to end last midnight: the page shows recent dates, and none in the future.
-    midnight = int(time.time()) // DAY * DAY
-    player = Player(stream, log, kafka, rate, days, lambda: len(counter.refresh()), midnight)
+    users = SimulatedUsers(stream, watch) if settings.trials.name else None
+    player = _player(stream, settings, rate, days, users)
     baselines: Baselines | None = None
     begun = time.monotonic()
     player.start()
@@ -259,21 +279,16 @@ def _run(
                 _check_settles(player, settings.data_dir)
             learned = time.monotonic()
             show(watch, player, begun)
-
-            # Without --exit, the daemon runs until it ends by itself or Ctrl-C.
-            if not end:
-                console.print("All events are learned. The daemon keeps running; Ctrl-C ends it.")
-                with contextlib.suppress(KeyboardInterrupt):
-                    daemon.wait()
-                    return 1
-                console.print("stopped")
-                return 0
+        if not end:
+            return _run_on(daemon, console)
 
         # Wait for the comparisons, print the table, and check the end state.
         _check_running(daemon, player, baselines)
         baselines = baselines or _start_baselines(settings, player.status.total, cold)
         check = partial(_check_running, daemon, player, baselines)
         await_baselines(baselines, watch.num_windows(), player.status.total, console, check)
+        if users is not None:
+            print_trial(users, settings.data_dir, watch, player.status.total, console)
         return _finish(
             stream, settings.data_dir, watch, player, baselines, learned - begun, console
         )
@@ -281,6 +296,39 @@ def _run(
         player.stop()
         if baselines is not None:
             baselines.stop()
+
+
+def _player(
+    stream: DemoStream,
+    settings: Settings,
+    rate: float,
+    days: int | None,
+    users: SimulatedUsers | None,
+) -> Player:
+    """The player, with a reader of the windows' history for its own thread."""
+    counter = HistoryReader(settings.data_dir)
+    # The month is moved to end last midnight: the page shows recent dates, and none in the future.
+    midnight = int(time.time()) // DAY * DAY
+    return Player(
+        stream,
+        settings.data_dir,
+        settings.kafka,
+        rate,
+        days,
+        lambda: len(counter.refresh()),
+        midnight,
+        users.ask if users else None,
+    )
+
+
+def _run_on(daemon: subprocess.Popen[bytes], console: Console) -> int:
+    """Wait until the daemon ends by itself, or Ctrl-C. Returns: the exit status."""
+    console.print("All events are learned. The daemon keeps running; Ctrl-C ends it.")
+    with contextlib.suppress(KeyboardInterrupt):
+        daemon.wait()
+        return 1
+    console.print("stopped")
+    return 0
 
 
 def _start_baselines(settings: Settings, num_events: int, cold: bool) -> "Baselines":

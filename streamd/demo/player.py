@@ -52,10 +52,12 @@ class Player:
         days: int | None,
         num_windows: Callable[[], int],
         ends_at: int | None = None,
+        before_window: Callable[[list[Outgoing]], None] | None = None,
     ) -> None:
         """log_folder: of the event log, which may not exist yet. hours_per_second: event-time
         hours, 0 for no limit. days, ends_at: as in `DemoStream.windows`. num_windows: returns the
-        number of learned windows."""
+        number of learned windows. before_window: called before a window's events are sent, once
+        the log has all earlier ones."""
         self._stream = stream
         self._log_folder = log_folder
         self._kafka = kafka
@@ -63,6 +65,7 @@ class Player:
         self._days = days
         self._num_windows = num_windows
         self._ends_at = ends_at
+        self._before_window = before_window
         self._stop = threading.Event()
         self.status = PlayerStatus()
         self._thread = threading.Thread(target=self._run, name="player", daemon=True)
@@ -117,6 +120,9 @@ class Player:
                     self._stop.wait(0.02)
                 if self._stop.is_set():
                     return
+                if self._before_window is not None:
+                    self._wait_for_edges(log, ends[number])
+                    self._before_window(batch)
                 self._wait_for_edges(log, ends[max(0, number - MAX_WINDOWS_IN_FLIGHT + 1)])
                 self._send(producer, batch)
                 self.status.sent += len(batch)

@@ -25,6 +25,7 @@ from streamd.demo.player import MAX_WINDOWS_IN_FLIGHT, Player
 from streamd.demo.role_reader import display, reason_to_wait
 from streamd.demo.standin import StandIn
 from streamd.demo.streams import DATA, DAY, STREAMS, find_stream
+from streamd.demo.trial_users import MAX_ASKED, REMARK, SimulatedUsers, trial_settings
 from streamd.errors import DemoError
 from streamd.evaluation.regimes import RegimeWindow, best_half_life
 from streamd.eventlog.reader import LogReader
@@ -195,6 +196,52 @@ def test_the_player_is_a_few_windows_ahead_of_the_log_and_no_more(tmp_path):
     broker.close()
 
 
+def test_before_a_window_the_log_has_all_earlier_events(tmp_path):
+    broker, s = StandIn(), find_stream("mathoverflow")
+    for topic in s.topics("before"):
+        broker.create_topic(topic, 4)
+    LogWriter(tmp_path, Schema(0, 0, 0), 4096).close()
+    kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers, client=broker.client, topics=s.topics("before"))
+    asked = []
+    player = Player(s, tmp_path, kafka, 0.0, 3, lambda: 0, None, asked.append)
+    player.start()
+    first = next(s.windows(3))
+    until = time.monotonic() + 60
+    while player.status.sent < len(first) and time.monotonic() < until:
+        time.sleep(0.01)
+    # Nothing reads the topics, so the log has no event, and the second window waits.
+    assert not player.status.done.wait(1) and player.status.sent == len(first) and asked == [first]
+    player.stop()
+    assert player.status.error is None
+    broker.close()
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_the_users_of_a_trial_ask_before_their_first_event_of_a_window(name):
+    s, asked = find_stream(name), []
+    users = SimulatedUsers(s, SimpleNamespace(ask=lambda path, body: asked.append((path, body))))
+    windows = list(s.windows(2))
+    for window in windows:
+        users.ask(window)
+    requests = [one for path, body in asked for one in body["requests"] if path == "/v1/recommend/batch"]
+    assert users.asked == len(requests) > 0 == users.failed and max(len(body["requests"]) for _, body in asked) <= MAX_ASKED
+    edges = [json.loads(event.value) for window in windows for event in window]
+    named = {(edge["src"], edge["time"], edge.get("edge_set")) for edge in edges}
+    assert all((one["src"], one["time"] + 1, one.get("edge_set")) in named for one in requests)
+    assert {one["trial"]["unit"] for one in requests} == {f"{one['src']} on day {(one['time'] + 1) // DAY}" for one in requests}
+    # Those of one set have the same kinds of nodes as the outcomes.
+    assert {one.get("edge_set") for one in requests} == {s.edge_sets[0] if s.edge_sets else None}
+
+
+def test_a_server_that_does_not_answer_the_users_of_a_trial_is_counted():
+    def refuse(path, body):
+        raise ConnectionRefusedError
+
+    users = SimulatedUsers(find_stream("wikipedia"), SimpleNamespace(ask=refuse))
+    users.ask(next(find_stream("wikipedia").windows(1)))
+    assert 0 < users.asked == users.failed <= MAX_ASKED
+
+
 def test_the_taxi_stream_leaves_out_what_gives_away_the_label_and_has_its_zones():
     s = find_stream("taxi")
     assert not {"tip_amount", "total_amount"} & set(s.edge_features) and len(s.node_features) == 13 and len(s.nodes()) == 265
@@ -280,9 +327,11 @@ def test_scores_of_a_nightly_model_before_its_first_night_are_marked():
 @pytest.mark.parametrize("name", ["wikipedia", "taxi", "mathoverflow"])
 def test_the_page_s_note_is_whole_sentences(tmp_path, name):
     stream = find_stream(name)
-    made = play._settings(stream, SimpleNamespace(bootstrap_servers="h:1", client={}), "t", tmp_path, 0, play.title_of(stream, 2))
-    note = made.server.page_note
+    note = play.page_note(stream, 2, with_trial=False)
     assert note.startswith("Demo: the first 2 days of a month of ") and note.endswith("? All days are moved so that the last one ends last midnight (UTC).")
+    of_trial = trial_settings(stream, "t-trials")
+    made = play._settings(stream, SimpleNamespace(bootstrap_servers="h:1", client={}), "t", tmp_path, 0, play.page_note(stream, 2, with_trial=True), of_trial)
+    assert made.server.page_note == f"{note} {REMARK}" and made.trials.name and made.telemetry.trial_port == 0
 
 
 def test_in_a_narrow_terminal_the_last_table_is_two_of_80_columns():
