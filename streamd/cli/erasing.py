@@ -30,6 +30,7 @@ from streamd.telemetry.progress import ProgressLine
 
 POLL_SECONDS = 0.1
 """Pause between two reads of the log while it lacks deletes."""
+PURGE_WAITS = "dead letters may still hold a key: waiting for another process that removes some"
 
 
 def erase_nodes(
@@ -74,7 +75,10 @@ def erase_nodes(
         return False, f"{text}. Run the same command again to wait for it and prove it."
 
     # 3. Remove dead letters.
-    if num_letters := purge_letters(settings, {key for some in of_text for key in some}):
+    num_letters = purge_letters(settings, {key for some in of_text for key in some}, deadline)
+    if num_letters is None:
+        return False, f"{text}; {PURGE_WAITS}. Run the same command again."
+    if num_letters:
         text += f"; removed {count_noun(num_letters, 'dead letter')}"
 
     # 4. Prove it. This also finds a key that came back with new events.
@@ -85,13 +89,15 @@ def erase_nodes(
     return is_gone, f"{text}. {copies_elsewhere(settings)}" if is_gone else text
 
 
-def purge_letters(settings: Settings, keys: Collection[Key]) -> int:
-    """Remove the local dead letters that contain a key. Returns: their number. Raises:
-    DiskError."""
+def purge_letters(settings: Settings, keys: Collection[Key], deadline: float) -> int | None:
+    """Remove the local dead letters that contain a key. Returns: their number; None if another
+    process is still removing some at the deadline, in monotonic seconds. Raises: DiskError."""
     # Ingest may run: it continues in the files that replace its own.
     purge = make_purge(settings)
     for _ in purge.remove(keys):
         if purge.is_waiting:
+            if time.monotonic() >= deadline:
+                return None
             time.sleep(POLL_SECONDS)
     return purge.num_removed
 

@@ -14,10 +14,10 @@ import msgspec
 import structlog
 from rich.console import Console
 
-from streamd.cli.erasing import copies_elsewhere, purge_letters
+from streamd.cli.erasing import PURGE_WAITS, copies_elsewhere, purge_letters
 from streamd.cli.proof import prove_erasure
 from streamd.clock import SystemClock
-from streamd.errors import KafkaError, SettingsError, StoreError, StreamdError
+from streamd.errors import DiskError, KafkaError, SettingsError, StoreError, StreamdError
 from streamd.eventlog.key_search import KeyRow
 from streamd.eventlog.reader import DeletesReader, LogReader
 from streamd.eventlog.upkeep.holds import ask_to_compact, asked_to_compact, read_compacted
@@ -106,7 +106,7 @@ class ErasureWork:
             ready = [one for one in self._requests.open() if one.state == "proving"]
             try:
                 self._prove(settings, ready)
-            except (KafkaError, StoreError) as error:
+            except (KafkaError, StoreError, DiskError) as error:
                 self._prove_later(ready, str(error))
         return True
 
@@ -277,7 +277,9 @@ class ErasureWork:
             first.setdefault(key, len(first))
         found: dict[int, list[str]] = {}
         # Compaction removes only the letters of keys that the log still holds.
-        purge_letters(settings, first)
+        if purge_letters(settings, first, time.monotonic() + LOOK_SECONDS) is None:
+            self._prove_later(ready, PURGE_WAITS)
+            return
         texts = [str(split_key(key)[1]) for key in first]
         _, summary = prove_erasure(
             settings,

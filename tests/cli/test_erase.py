@@ -14,6 +14,7 @@ import pytest
 from kafka import KafkaProducer
 from typer.testing import CliRunner
 
+from streamd.cli.erasure_work import ErasureWork
 from streamd.cli.main import app
 from streamd.clock import SystemClock
 from streamd.daemon.log_roles import make_loop
@@ -22,9 +23,11 @@ from streamd.errors import StreamdError
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.upkeep.holds import Hold, asked_to_compact, write_hold
 from streamd.eventlog.writer import LogWriter
+from streamd.ingest.dead_letters.purge import LetterPurge
 from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from streamd.settings.loading import as_environment, schema_of
 from streamd.store.erasure import Erasure
+from streamd.store.erasure_requests import ErasureRequests
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import settings, stream, write_log
 from tests.decode.registry import CLICK, Registry, add_proto, avro, proto, proto_class
@@ -291,6 +294,23 @@ def test_letters_of_older_settings_go_and_those_of_a_topic_have_a_remedy(tmp_pat
     done = run(s, "nobody")
     assert done.exit_code == 0 and "removed 1 dead letter;" in done.stdout, done
     assert "kafka-delete-records.sh --bootstrap-server 127.0.0.1:1" in done.stdout and "--topic letters --add-config retention.ms" in done.stdout
+
+
+def test_an_erasure_waits_for_another_process_that_removes_letters(tmp_path):
+    write_log(tmp_path, *stream(50))
+    store = LocalDeadLetters(tmp_path / "deadletter", 10**6)
+    store.add(DeadLetter("t", 0, 1, 0, "bad_time", "", 5, b'{"src": "nobody", "dst": 1}'))
+    other = LetterPurge(tmp_path / "deadletter").remove(["somebody"])
+    next(other)
+    done = run(settings(tmp_path), "nobody", "--wait", "0.1")
+    assert done.exit_code == 1 and "waiting for another process that removes some. Run the same command again." in done.stdout
+    request = ErasureRequests(tmp_path).add(["nobody"], "").id
+    for _ in range(2):
+        ErasureWork(tmp_path).step(settings(tmp_path))
+    assert "waiting for another process" in ErasureRequests(tmp_path).read(request).waits_for
+    other.close()
+    ErasureWork(tmp_path).step(settings(tmp_path))
+    assert ErasureRequests(tmp_path).read(request).state == "done" and run(settings(tmp_path), "nobody").exit_code == 0
 
 
 def test_a_proof_names_each_file_once_as_often_as_its_total_and_the_remedy(tmp_path):

@@ -188,10 +188,7 @@ class LocalDeadLetters:
     def _follow_file(self) -> None:
         """Open the current file again if a purge, perhaps of another process, has replaced it:
         letters would be lost with the old one."""
-        is_replaced = self._fd >= 0 and not (
-            self._current.exists() and samestat(self._current.stat(), os.fstat(self._fd))
-        )
-        if is_replaced:
+        if self._fd >= 0 and not _is_open(self._current, self._fd):
             # The next letter must go to the new file, even if a call below fails.
             fd, self._fd = self._fd, -1
             self._disk.close(fd)
@@ -211,6 +208,14 @@ class LocalDeadLetters:
             self._disk.close(fd)
             raise
         self._fd = fd
+
+
+def _is_open(path: Path, fd: int) -> bool:
+    """Whether a descriptor is that of the file at a path."""
+    try:
+        return samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 class TopicDeadLetters:
