@@ -74,7 +74,7 @@ def prove_erasure(
     by_bytes = DeletedSearch([texts[number] for number in long], line.of)
 
     # A file may have a key many times, and the bytes of a key that was found there by type.
-    found: dict[tuple[str, int], Found] = {}
+    found: set[tuple[str, int]] = set()
     line.begin("looking keys up by type", "keys")
     exports = read_registered(settings.data_dir)
     for one in chain(
@@ -86,7 +86,7 @@ def prove_erasure(
         ),
     ):
         if (one.where, one.key) not in found:
-            found[one.where, one.key] = one
+            found.add((one.where, one.key))
             on_found(one)
 
     done = by_bytes.searched

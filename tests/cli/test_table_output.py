@@ -4,14 +4,17 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from rich.table import Table
 from typer.testing import CliRunner
 
+from streamd.cli import main
 from streamd.cli.main import app
 from streamd.cli.table_output import print_records, print_table
 from streamd.number_texts import count_noun
@@ -67,6 +70,13 @@ def test_a_table_in_a_pipe_is_not_wrapped():
 def test_one_thing_is_not_counted_as_several():
     assert count_noun(1, "copy", "copies") == "1 copy" and count_noun(2, "copy", "copies") == "2 copies"
     assert [count_noun(number, "object") for number in (0, 1, 1200)] == ["0 objects", "1 object", "1,200 objects"]
+
+
+def test_no_command_joins_a_count_and_a_plural_by_hand():
+    nouns = "byte|commit|delete|edge|event|file|graph|key|label|letter|node|object|partition|record|row|sample|segment|setting|version|window"
+    by_hand = re.compile(rf"\{{[^{{}}]+(?::,)?\}} (?:{nouns})s\b")
+    texts = {path.name: path.read_text() for path in Path(main.__file__).parent.glob("*.py")}
+    assert {name: found for name, text in texts.items() if (found := [m[0] for m in map(by_hand.search, text.splitlines()) if m])} == {}
 
 
 def test_a_caption_wider_than_its_table_is_one_line_of_a_pipe():
