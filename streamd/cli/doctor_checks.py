@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from streamd.cli import doctor_log, doctor_roles
+from streamd.cli.options import error_text, printable
 from streamd.errors import StreamdError
 from streamd.number_texts import count_noun
 from streamd.processes import num_cpus, torchrun_rank
-from streamd.roles import ARCHIVE, FOLLOW, RANK, SCORE, TRIAL
+from streamd.roles import RANK
 from streamd.settings.loading import Settings, check_access, has_keys
-from streamd.settings.paths import roles_here
+from streamd.settings.ports import check_ports, listeners_here
 from streamd.settings.sources import REGISTRY_FORMATS
 from streamd.telemetry.heartbeat import read_beats
 
@@ -39,8 +40,8 @@ OTHER_FILES = 128
 class Check:
     """The result of one check.
 
-    good: whether the check passed. seen: the findings, or the error if it failed. has_doubts:
-    whether it passed, but the operator should read the findings.
+    good: whether the check passed. seen: the findings, or the error if it failed, printable.
+    has_doubts: whether it passed, but the operator should read the findings.
     """
 
     name: str
@@ -66,9 +67,9 @@ def run_check(name: str, settings: Settings) -> Check:
     """Run the check of a name in `CHECKS`. An error becomes a result that is not good."""
     try:
         seen = CHECKS[name](settings)
-        return Check(name, True, seen, isinstance(seen, doctor_log.Doubts))
+        return Check(name, True, printable(seen), isinstance(seen, doctor_log.Doubts))
     except (StreamdError, OSError, ImportError) as error:
-        return Check(name, False, str(error))
+        return Check(name, False, error_text(error))
 
 
 def _broker(settings: Settings) -> str:
@@ -274,38 +275,28 @@ def _access(settings: Settings) -> str:
 
 
 def _ports(settings: Settings) -> str:
-    """Check that each role can listen on its port, or already does."""
-    host = settings.server.host
-    own = settings.telemetry
-    # On a follower, the role `follow` replaces ingest and listens on ingest's port.
-    listening = {
-        "serve": ("server.port", settings.server.port),
-        "ingest": ("telemetry.ingest_port", own.ingest_port),
-        FOLLOW: ("telemetry.ingest_port", own.ingest_port),
-        "train": ("telemetry.train_port", own.train_port),
-        ARCHIVE: ("telemetry.archive_port", own.archive_port),
-        SCORE: ("telemetry.score_port", own.score_port),
-        TRIAL: ("telemetry.trial_port", own.trial_port),
-    }
-    results = []
-    for role in roles_here(settings):
-        name, port = listening[role]
-        if not port:
-            continue
+    """Check that the roles have different ports, and that each can listen on its own or already
+    does."""
+    host, results = settings.server.host, []
+    listeners = listeners_here(settings)
+    check_ports(listeners)
+    for name, setting, port in ((one.name, one.setting, one.port) for one in listeners):
         # A port is free if it can be bound with the same socket options as the role sets.
-        beats = [beat for beat in read_beats(settings.data_dir, role) if beat.alive]
-        running = [beat.name for beat in beats if not beat.name.startswith(RANK)]
+        beats = [beat for beat in read_beats(settings.data_dir) if beat.alive]
+        running = [
+            b.name for b in beats if name in (b.name, b.role) and not b.name.startswith(RANK)
+        ]
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
-                results.append(f"{port} free for {role}")
+                results.append(f"{port} free for {name}")
             except OSError as error:
                 # The port is in use; that is fine if the role itself runs.
                 if not running:
                     raise StreamdError(
-                        f"{role} cannot listen on {host}:{port}: {error.strerror}.",
-                        f"free the port or set {name}.",
+                        f"{name} cannot listen on {host}:{port}: {error.strerror}.",
+                        f"free the port or set {setting}.",
                     ) from None
                 results.append(f"{port} used by {' or '.join(running)}, which runs")
     return ", ".join(results)

@@ -5,7 +5,9 @@ import json
 import ssl
 
 from streamd.errors import SettingsError
+from streamd.roles import ALL_ROLES
 from streamd.settings.loading import Settings
+from streamd.settings.ports import listener_of
 
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Wildcard address -> loopback address to connect to instead."""
@@ -19,49 +21,43 @@ def ask_health(settings: Settings, role: str, path: str) -> tuple[bool, str]:
 
     Args: role: ingest, train, serve, archive, follow, score or trial; path: /livez or /readyz,
     which only the server has.
-    Returns: whether it answers 200, and its reason.
+    Returns: whether it answers 200, and its reason; for /readyz also why no new events come.
     Raises: SettingsError if the role is unknown, has no port in the settings or lacks the path.
     """
     # Find the port on which the role listens.
-    ports = {
-        "ingest": settings.telemetry.ingest_port,
-        "train": settings.telemetry.train_port,
-        "serve": settings.server.port,
-        "archive": settings.telemetry.archive_port,
-        "follow": settings.telemetry.ingest_port,
-        "score": settings.telemetry.score_port,
-        "trial": settings.telemetry.trial_port,
-    }
-    if role not in ports:
-        raise SettingsError(f"There is no role {role!r}; roles are {', '.join(ports)}.")
+    if role not in ALL_ROLES:
+        raise SettingsError(f"There is no role {role!r}; roles are {', '.join(ALL_ROLES)}.")
+    port = listener_of(settings, role).port
     if path == "/readyz" and role != "serve":
         raise SettingsError(f"The {role} role has no /readyz.", "ask serve, or leave out --ready.")
     # Port 0 is any free one, which only the role knows.
-    if not ports[role]:
+    if not port:
         raise SettingsError(f"The {role} role has no port to ask.", "set one other than 0.")
 
     # Use HTTPS if the server has a certificate.
     host = EVERYWHERE.get(settings.server.host, settings.server.host)
     timeout = ANSWER_SECONDS
-    link = http.client.HTTPConnection(host, ports[role], timeout=timeout)
+    link = http.client.HTTPConnection(host, port, timeout=timeout)
     if role == "serve" and settings.server.tls_cert_file is not None:
         # The certificate has the name that callers use, not this address. No key is sent.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-        link = http.client.HTTPSConnection(host, ports[role], timeout=timeout, context=context)
+        link = http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
 
     # Anything but streamd's own answer means that the role is not well.
     try:
         link.request("GET", path)
         answer = link.getresponse()
         body = json.loads(answer.read())
-        return answer.status == 200, str(body.get("why") or answer.reason)
+        why = str(body.get("why") or answer.reason)
+        waits = [str(v) for k, v in body.items() if k == "kafka" or k.endswith("_refused")]
+        return answer.status == 200, "; but ".join([why, *waits])
     except OSError as error:
         why = str(error.strerror or error).lower()
-        return False, f"{host}:{ports[role]} does not answer: {why}"
+        return False, f"{host}:{port} does not answer: {why}"
     except (http.client.HTTPException, ValueError, AttributeError) as error:
         name = type(error).__name__
-        return False, f"another program than streamd answers at {host}:{ports[role]} ({name})"
+        return False, f"another program than streamd answers at {host}:{port} ({name})"
     finally:
         link.close()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from streamd.cli.options import err, out, printable
+from streamd.cli.options import err, error_text, out, printable
 from streamd.cli.sources import read_with_progress
 from streamd.errors import KafkaError, SettingsError
 from streamd.number_texts import count_noun
@@ -141,7 +141,7 @@ def _guess_fields(topic: str, found: Found, now_us: int, chosen: "Chosen", asks:
         try:
             return guess(topic, found.records, now_us, chosen=given)
         except SettingsError as error:
-            err.print(printable(str(error)), markup=False, soft_wrap=True)
+            err.print(error_text(error), markup=False, soft_wrap=True)
 
 
 def _doubt_file_without_time(doubts: list[str], file: str) -> None:

@@ -33,9 +33,9 @@ from streamd.cli.options import (
     ConfigOption,
     DataOption,
     err,
+    error_text,
     make_kernels_ready,
     out,
-    printable,
     printable_lines,
     quiet_client,
     settings_of,
@@ -286,12 +286,12 @@ def doctor(config: ConfigOption = None, data_dir: DataOption = None) -> None:
 
 
 def _print_check(name: str, result: Text, seen: str) -> None:
-    """Print a row of a table, with columns of the same width each time."""
+    """Print a row of a table, with columns of the same width each time. seen: printable."""
     row = Table(box=None, show_header=False)
     row.add_column(width=16)
     row.add_column(width=6)
     row.add_column(overflow="fold")
-    row.add_row(name, result, Text(printable(seen)))
+    row.add_row(name, result, Text(seen))
     print_table(out, row)
     out.file.flush()
 
@@ -309,11 +309,13 @@ def health(
     ] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Ask a role on this machine whether it is well: exit status 0 or 1."""
+    """Ask a role on this machine whether its loop is alive, also if it waits for Kafka, or whether
+    the server is ready: exit status 0 or 1."""
     from streamd.cli.health import ask_health
 
     well, why = ask_health(settings_of(config, None), role, "/readyz" if ready else "/livez")
-    out.print(f"{role}: {'well' if well else 'not well'}: {why}", markup=False, soft_wrap=True)
+    verdict = f"{'' if well else 'not '}{'ready' if ready else 'alive'}"
+    out.print(f"{role}: {verdict}: {why}", markup=False, soft_wrap=True)
     raise typer.Exit(0 if well else 1)
 
 
@@ -355,7 +357,5 @@ def main() -> None:
     try:
         app()
     except StreamdError as error:
-        # Settings may have several errors, a line each.
-        text = (printable_lines if isinstance(error, SettingsError) else printable)(str(error))
-        err.print(f"streamd: {text}", markup=False, highlight=False, soft_wrap=True)
+        err.print(f"streamd: {error_text(error)}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)

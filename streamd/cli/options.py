@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from streamd.errors import SettingsError
 from streamd.settings.loading import Settings, load_settings
 
 out = Console(soft_wrap=not sys.stdout.isatty())
@@ -67,6 +68,12 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Escape control characters as `printable` does, in each line of a text."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+def error_text(error: BaseException) -> str:
+    """The text of an error for a terminal. That of settings may have several lines, one for each
+    error; any other is one line."""
+    return (printable_lines if isinstance(error, SettingsError) else printable)(str(error))
 
 
 def print_rounded(words: str) -> None:

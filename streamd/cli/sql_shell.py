@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamd.cli.options import err, out, printable
+from streamd.cli.options import err, error_text, out
 from streamd.errors import LeaseError, StreamdError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class SqlShell:
         except KeyboardInterrupt:
             err.print("interrupted")
         except StreamdError as error:
-            err.print(printable(str(error)), markup=False, highlight=False, soft_wrap=True)
+            err.print(error_text(error), markup=False, highlight=False, soft_wrap=True)
 
     def _obey(self, words: list[str]) -> bool:
         """Obey a command of the shell. Returns: whether to read on."""

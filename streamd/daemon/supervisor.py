@@ -22,6 +22,7 @@ from streamd.processes import PYTHON, SUPERVISED_BY
 from streamd.roles import ALL_ROLES, server_names
 from streamd.settings.loading import Settings, as_environment
 from streamd.settings.paths import Paths, roles_here
+from streamd.settings.ports import check_ports, listeners_here
 from streamd.telemetry.heartbeat import STALLED_SECONDS
 
 logger = structlog.get_logger()
@@ -101,8 +102,9 @@ class Supervisor:
         """Run the roles until a signal.
 
         Returns: exit status, 2 if a role refuses its settings or never starts up, or if all refuse
-        their data. Raises: SettingsError if data_dir is unusable.
+        their data. Raises: SettingsError if data_dir is unusable or two roles have the same port.
         """
+        check_ports([one for one in listeners_here(self._settings) if one.name in self._roles])
         make_data_dir(self._settings.data_dir)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)

@@ -173,7 +173,7 @@ class Heartbeat:
         age = time.monotonic() - self._turned
         return (
             age < STALLED_SECONDS,
-            f"{self._state or 'starting'}; the loop's last turn was {age:.1f} s ago",
+            f"its loop's last turn was {age:.1f} s ago, its state: {self._state or 'starting'}",
         )
 
 

@@ -151,7 +151,7 @@ def configure_logs(level: str, fmt: str, role: str, rank: int | None = None) -> 
             _named({"role": role} if rank is None else {"role": role, "rank": rank}),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info if fmt == "json" else _keep,
+            structlog.processors.format_exc_info if fmt == "json" else _join_lines,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
@@ -174,6 +174,14 @@ def _named(names: dict[str, str | int]) -> structlog.typing.Processor:
     return add
 
 
-def _keep(_: object, __: str, fields: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """A processor without an effect."""
+def _join_lines(
+    _: object, __: str, fields: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """A processor that joins the lines of a field's text, for example of several errors in the
+    settings: the console would show each end of a line as a backslash and an n."""
+    for name, value in fields.items():
+        if isinstance(value, str) and "\n" in value:
+            first, *others = value.split("\n")
+            listed = "; ".join(line.removeprefix("- ") for line in others)
+            fields[name] = f"{first} {listed}" if first.endswith(":") else f"{first}; {listed}"
     return fields

@@ -15,6 +15,7 @@ from streamd.cli import doctor_checks as doctor
 from streamd.cli import doctor_roles
 from streamd.cli.doctor_checks import run_check
 from streamd.cli.main import app
+from streamd.demo.broker import free_port
 from streamd.errors import KafkaError
 from streamd.events import Schema
 from streamd.ingest.kafka.topic_watch import Topics
@@ -95,6 +96,29 @@ def test_a_port_in_use_is_bad_unless_the_role_itself_uses_it(tmp_path):
         check = run_check("ports", s)
         assert check.good and "used by train, which runs" in check.seen
     assert "free for train" in run_check("ports", s).seen
+
+
+def test_two_roles_that_run_here_with_one_port_are_bad_and_both_settings_are_named(tmp_path):
+    port = free_port()
+    same = {"server__port": free_port(), "telemetry__ingest_port": port, "telemetry__train_port": port}
+    check = run_check("ports", settings(tmp_path, **same))
+    assert not check.good and check.seen.startswith(f"telemetry.ingest_port and telemetry.train_port give ingest and train the same port, {port}.")
+    replica = run_check("ports", settings(tmp_path, **same, log__name="trips", log__member="replica"))
+    assert replica.good and f"{port} free for follow" in replica.seen, "no trainer runs on a replica"
+    workers = settings(tmp_path, server__port=free_port(), server__workers=2, telemetry__ingest_port=port, telemetry__serve_port=port - 1)
+    assert "telemetry.ingest_port and telemetry.serve_port give ingest and serve-worker-1 the same port" in run_check("ports", workers).seen
+
+
+def test_several_errors_in_the_options_of_the_client_have_a_line_each(tmp_path):
+    seen = run_check("broker", settings(tmp_path, kafka__client={"sasl_mechanisms": "PLAIN", "ssl_ca": "x"})).seen
+    assert [line[:17] for line in seen.splitlines()] == ["The settings have", "- kafka.client ha", "- kafka.client ha"]
+    run = CliRunner().invoke(app, ["doctor", "--data-dir", str(tmp_path)], env={"STREAMD_KAFKA__CLIENT": '{"ssl_ca": "x", "foo": 1}'})
+    assert "\\n" not in run.output and "- kafka.client has 'foo'" in run.output
+
+
+def test_a_line_end_in_data_from_outside_is_escaped(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "CHECKS", {"keys": lambda _: "the key a\nb is odd"})
+    assert run_check("keys", settings(tmp_path)).seen == "the key a\\nb is odd"
 
 
 def test_a_replica_is_asked_for_the_ports_of_the_roles_that_run_there(tmp_path):

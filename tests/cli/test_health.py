@@ -1,6 +1,7 @@
 """`streamd health`: what an engine of containers asks, wherever the settings have a role listen."""
 
 import json
+import re
 import shutil
 import ssl
 import threading
@@ -97,4 +98,17 @@ def test_the_command_ends_with_0_or_1_and_asks_no_proxy(server, monkeypatch):
     monkeypatch.setenv("STREAMD_SERVER__PORT", str(server.server_port))
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     lives, ready = (CliRunner().invoke(app, ["health", *more]) for more in ((), ("--ready",)))
-    assert (lives.exit_code, ready.exit_code) == (0, 1) and "rebuilding" in ready.output
+    assert (lives.exit_code, lives.output) == (0, "serve: alive: turning\n")
+    assert (ready.exit_code, ready.output) == (1, "serve: not ready: rebuilding\n")
+    monkeypatch.setitem(ANSWERS, "/readyz", (200, {"ready": True, "why": "answering", "kafka": "Kafka k:9092 has no topic t"}))
+    assert CliRunner().invoke(app, ["health", "--ready"]).output == "serve: ready: answering; but Kafka k:9092 has no topic t\n"
+
+
+def test_the_words_about_a_role_that_waits_for_kafka_fit_the_verdict(tmp_path, monkeypatch):
+    beat = Heartbeat(tmp_path, "ingest")
+    port = free_port()
+    open_port(port, "127.0.0.1", beat, lambda key: False)
+    beat.touch("broker unavailable")
+    monkeypatch.setenv("STREAMD_TELEMETRY__INGEST_PORT", str(port))
+    done = CliRunner().invoke(app, ["health", "--role", "ingest"])
+    assert done.exit_code == 0 and re.fullmatch(r"ingest: alive: its loop's last turn was \d\.\d s ago, its state: broker unavailable\n", done.output)

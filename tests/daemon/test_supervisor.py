@@ -120,6 +120,15 @@ def test_a_data_dir_that_is_a_file_is_refused_in_words(tmp_path, monkeypatch, be
     assert roles.started == []
 
 
+def test_roles_with_one_port_are_refused_before_any_starts(tmp_path, monkeypatch):
+    roles = Roles(monkeypatch)
+    s = settings(tmp_path, telemetry__ingest_port=9200, telemetry__train_port=9200)
+    with pytest.raises(SettingsError, match="telemetry.ingest_port and telemetry.train_port give ingest and train the same port, 9200"):
+        Supervisor(s).run()
+    assert roles.started == []
+    assert roles.watched(Supervisor(s, ("train", "serve")), lambda: len(roles.started) == 2) == 0, "those that do not run may share it"
+
+
 def test_a_data_dir_that_may_not_be_written_is_refused_in_words(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
     with pytest.raises(SettingsError, match="cannot be written by user"):

@@ -32,6 +32,17 @@ def test_a_log_on_a_full_disk_stops_nobody_and_says_later_what_was_lost():
     assert "2 log lines could not be written" in disk.getvalue() and disk.getvalue().endswith("four\n")
 
 
+def test_several_errors_are_one_line_of_the_console():
+    program = """
+import structlog
+from streamd.telemetry.logs import configure_logs
+configure_logs("info", "console", "ingest")
+structlog.get_logger().error("refused", error="There are 2 errors:\\n- a is wrong.\\n- b is wrong.")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "error='There are 2 errors: a is wrong.; b is wrong.'" in done.stderr and done.stderr.count("\n") == 1
+
+
 PROGRAM = """
 import logging
 from streamd.telemetry.logs import configure_logs
