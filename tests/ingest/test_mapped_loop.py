@@ -105,11 +105,11 @@ def test_a_restart_between_a_deleted_row_and_its_tombstone_makes_no_dead_letter(
     world.parts[0][-1] = world.parts[0][-1]._replace(value=None)
     world.run(2)
     assert not world.dead_letters() and not world.events()
-    # Another one deletes again, which finds nothing now.
+    # Another one deletes the node again, which finds nothing now; its key names no edge.
     world.stop().start()
     world.parts[0].append(world.parts[0][-1]._replace(offset=3))
     world.run(2).stop()
-    assert [letter["offset"] for letter in world.dead_letters()] == [3]
+    assert [letter["offset"] for letter in world.dead_letters()] == ([3] if rows is OF_NODES else [])
 
 
 class Away:
