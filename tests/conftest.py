@@ -1,5 +1,7 @@
 import os
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import structlog
@@ -13,6 +15,7 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 
 # Before CUDA is used: without it cuBLAS refuses to work once a test has turned deterministic mode on.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+INGEST = SimpleNamespace(is_asleep=False)
 KAFKA_REASON = "needs a real Apache Kafka: set KAFKA_HOME to an unpacked release (Java 17)"
 
 
@@ -45,3 +48,35 @@ def kafka(kafka_home, tmp_path_factory):
     broker = ApacheKafka(kafka_home, tmp_path_factory.mktemp("kafka"))
     yield broker
     broker.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def open_logs_take_lines():
+    """A log that a test has open takes the learned lines of a trainer or registry in its process, as ingest does, unless ingest is
+    asleep."""
+    from streamd.eventlog import delivery
+    from streamd.eventlog.writer import LogWriter
+    begin, commit_alone, logs = LogWriter.__init__, delivery.commit_alone, weakref.WeakValueDictionary()
+
+    def begun(self, *args, **kwargs):
+        begin(self, *args, **kwargs)
+        logs[self.data_dir] = self
+
+    def committed(data_dir, disk=delivery.DISK):
+        if commit_alone(data_dir, disk):
+            return True
+        log = logs.get(data_dir)
+        if log is not None and not log.files.closed and not INGEST.is_asleep:
+            log.show_acknowledged()
+        return False
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LogWriter, "__init__", begun)
+        patch.setattr(delivery, "commit_alone", committed)
+        yield
+
+
+@pytest.fixture
+def ingest_asleep(monkeypatch):
+    """Ingest has the log open, and commits only where the test says so."""
+    monkeypatch.setattr(INGEST, "is_asleep", True)

@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from streamd.cli.main import app
 from streamd.clock import SystemClock
-from streamd.eventlog.delivery import Wait
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.upkeep.holds import ask_to_compact, asked_to_compact, read_holds
 from streamd.eventlog.upkeep.housekeeper import Housekeeper
@@ -74,13 +73,9 @@ class Life:
         self.writer.commit(dataclasses.replace(empty_batch(SCHEMA), deletions_X=rows), Progress(), self.writer.watermark)
         return self
 
-    def registry(self):
-        """Whose moves this process, which has the log open, takes into it."""
-        return Registry.of(self.settings, wait=Wait(5, self.writer.show_acknowledged))
-
     def trainer(self):
         log = LogReader.open(self.path, keep_keys=False)
-        return Trainer(self.settings, Paths.of(self.settings, "train"), "cpu", log, self.registry(), SystemClock(), Heartbeat(self.path, "train"))
+        return Trainer(self.settings, Paths.of(self.settings, "train"), "cpu", log, Registry.of(self.settings), SystemClock(), Heartbeat(self.path, "train"))
 
     def learn(self, trainer, limit=99):
         done = 0

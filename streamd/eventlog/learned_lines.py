@@ -100,6 +100,14 @@ class LearnedLines:
         outbox.put(log, [(self._name, line) for line in lines], self._disk)
         self._deliver(log, request)
 
+    def append_soon(self, lines: Sequence[bytes]) -> None:
+        """Append lines durably to the log, in a commit that soon follows. Raises: OSError."""
+        log = self.in_log
+        assert log is not None
+        outbox.put(log, [(self._name, line) for line in lines], self._disk)
+        # Without ingest this commits them; else the next `settle` waits for ingest.
+        deliver(log, Wait(0), self._disk)
+
     def missing(self, lines: Sequence[bytes]) -> list[bytes]:
         """Those of the lines that the log lacks."""
         log = self.in_log
@@ -123,6 +131,7 @@ class LearnedLines:
         lines = self._in(log).lines()
         if lines and not self._local.exists():
             text = b"".join(_text_of(line) + b"\n" for line in lines)
+            self._local.parent.mkdir(exist_ok=True)
             write_durably(self._local, text, self._disk)
 
     def _deliver(self, log: Path, request: str) -> None:

@@ -12,6 +12,8 @@ A restart between 2 and 3 finds the id in the log's state and takes no line twic
 batch holds `models/.lock` and first waits until the batch before is gone.
 """
 
+import math
+import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +31,8 @@ from streamd.storage import DISK, Disk, write_durably
 logger = structlog.get_logger()
 FILE = "outbox"
 """Name in the data directory."""
+EXPECTED_SECONDS = 10.0
+"""Time after a batch in which another is likely: the trainer's next window, mostly."""
 DAMAGED = "outbox.damaged"
 """Name that a damaged outbox gets, so that it stops neither ingest nor the next batch."""
 
@@ -105,6 +109,12 @@ class OutboxCommits:
         self._taken_by = 0
         """The newest commit that took a batch, 0 if none did since the start: that one is
         published."""
+        self._taken_at = -math.inf
+
+    @property
+    def expects_more(self) -> bool:
+        """Whether a batch was taken a moment ago, so that another may soon come."""
+        return time.monotonic() - self._taken_at < EXPECTED_SECONDS
 
     def take(self) -> dict[str, Any]:
         """Append the lines of the outbox to their files, as part of the next commit. Returns: the
@@ -114,6 +124,7 @@ class OutboxCommits:
         if batch is None or batch.id == state.outbox:
             return {}
         self._taken_by = state.seq + 1
+        self._taken_at = time.monotonic()
         changes = [self._files.append(*one) for one in batch.bytes_for(self._taken_by)]
         return {"files": changes, "outbox": batch.id}
 

@@ -213,6 +213,11 @@ class LogWriter:
         """Whether commits wait for the changelog."""
         return self.commits.num_pending > 0
 
+    @property
+    def expects_lines(self) -> bool:
+        """Whether the outbox is likely to be used soon."""
+        return self._outbox.expects_more
+
     def close(self) -> None:
         """Wait a little for the changelog, close all files and release the lock; a second call does
         nothing. Raises: DiskError."""

@@ -70,6 +70,7 @@ class ModelJournal:
         """folder: of the versions. log: directory of the log that takes the moves, None if they
         stay outside it."""
         self._local = folder / "journal.jsonl"
+        self._log = log
         self._lines = LearnedLines(log, MOVES, self._local, disk, wait)
         self._aliases = folder / "aliases.json"
         self._shown = folder / "shown.json"
@@ -89,6 +90,11 @@ class ModelJournal:
     @wait.setter
     def wait(self, wait: Wait) -> None:
         self._lines.wait = wait
+
+    def lines_of(self, name: str, local: Path) -> LearnedLines:
+        """Learned lines of another kind, in the log if it has the moves. Take `lock` to append
+        some. name: path of their file in the log. local: their file outside it."""
+        return LearnedLines(self._log, name, local, self._disk, self.wait)
 
     @property
     def lock(self) -> AbstractContextManager[None]:

@@ -71,6 +71,8 @@ class Cursor:
     memory: CRC32C of each file of the memory; empty before format 4: the file of tensors held
     memory then.
     nightly: name of the nightly baseline's folder, "" for none.
+    records: of the windows since the checkpoint before, which become lines of the log after this
+    one; None if history is a file, with its valid length in `history_bytes`.
     """
 
     edge: int
@@ -93,6 +95,7 @@ class Cursor:
     checksum: str = ""
     memory: tuple[str, ...] = ()
     nightly: str = ""
+    records: list[str] | None = None
 
     @property
     def position(self) -> TrainerPosition:
@@ -200,22 +203,6 @@ def read_cursor(folder: Path) -> Cursor | None:
             f"The trainer's checkpoint {path} differs from its checksum.", "none is needed."
         )
     return cursor
-
-
-def valid_history_bytes(folder: Path) -> int:
-    """Valid length of the history, bytes, by the newest checkpoint; 0 if there is none. The
-    checkpoint's tensors are not read."""
-    path = _newest(folder)
-    try:
-        content = b"" if path is None else (path / "cursor.json").read_bytes()
-        return msgspec.json.decode(content, type=_HistoryCursor).history_bytes
-    except (msgspec.DecodeError, UnicodeDecodeError, OSError):
-        # A newer checkpoint is just replacing it, or it is damaged, which the trainer reports.
-        return 0
-
-
-class _HistoryCursor(msgspec.Struct):
-    history_bytes: int
 
 
 def _newest(folder: Path) -> Path | None:

@@ -41,15 +41,10 @@ from streamd.training.learning_settings import LearningSettings
 from streamd.training.retention_hold import RetentionHold
 from streamd.training.versions.contest import Contest, Proof
 from streamd.training.versions.nightly import Nightly
+from streamd.training.window_records import WindowRecords
 from streamd.windows import Window, is_mostly_late, num_late
 from streamd.windows.drift import Drift
-from streamd.windows.history import (
-    HistoryReader,
-    WindowRecord,
-    append_record,
-    history_until,
-    truncate_records,
-)
+from streamd.windows.history import WindowRecord
 from streamd.windows.over_rule import BelowRule
 
 logger = structlog.get_logger()
@@ -132,7 +127,7 @@ class Ledger:
         """The memory files of checkpoints and of the nightly baseline, which link to them."""
         self._version_memory = MemoryFiles(self._folder / MEMORY / "versions", ranks=ranks)
         self._version_memory.sweep()
-        self._history_bytes = 0
+        self._records = WindowRecords(paths.learned, versions.journal)
         self._drift = Drift()
         self._below_rule = BelowRule()
         if ranks.is_first:
@@ -247,15 +242,14 @@ class Ledger:
     # Results of a step, and the position of a restart
 
     def record(self, record: WindowRecord) -> WindowRecord:
-        """Append a window's record to the history, with its surprise. Returns: the record as
-        appended.
+        """Add a window's record to the history, with its surprise. Returns: the record as added.
 
-        The record becomes valid with the next checkpoint: a restart before it truncates the record.
+        The record becomes valid with the next checkpoint: a restart before it drops the record.
         """
         if not self._ranks.is_first:
             return record
         record = replace(record, surprise=self._drift.surprise(record))
-        self._history_bytes = append_record(self._paths.learned, record)
+        self._records.add(record)
         self._below_rule.add(record)
         metrics.below_rule.set(self._below_rule.holds)
         return record
@@ -266,20 +260,25 @@ class Ledger:
         """Write a checkpoint, then delete the files that only older checkpoints named.
 
         1. Write the checkpoint durably.
-        2. Delete unused files of replay, nightly baseline and memory. Before step 1, the newest
+        2. Send the records that it holds to the log. Before step 1, a restart would repeat windows
+           that the log has.
+        3. Delete unused files of replay, nightly baseline and memory. Before step 1, the newest
            checkpoint could still name them.
-        3. Release the log up to the new position. Before step 1, a restart would lack events.
+        4. Release the log up to the new position. Before step 1, a restart would lack events.
 
         position: from which a restart continues.
         """
         # 1. The new checkpoint.
         self.save(position, learner, contest, nightly)
-        # 2. Files that no checkpoint names any more.
+        # 2. The records in it.
+        if self._ranks.is_first:
+            self._records.send()
+        # 3. Files that no checkpoint names any more.
         learner.replay.sweep()
         nightly.sweep()
         self.checkpoint_memory.sweep()
         self._version_memory.sweep()
-        # 3. The log before the new position.
+        # 4. The log before the new position.
         self.write_hold(position)
 
     def save(
@@ -297,7 +296,8 @@ class Ledger:
                 memory_edge=memory.edge,
                 memory_us=memory.now_us,
                 num_learned=learner.num_learned,
-                history_bytes=self._history_bytes,
+                history_bytes=self._records.num_bytes,
+                records=self._records.waiting,
                 version=contest.version,
                 champion=contest.version,
                 shadow=contest.shadow.name if contest.shadow else "",
@@ -385,7 +385,7 @@ class Ledger:
         )
         loaded.restore(learner)
         self.checkpoint_memory.resume(loaded.files, learner.memory)
-        self._history_bytes = cursor.history_bytes
+        self._records.restore(cursor)
         build = build_facts(learner.model.device.type)
         if cursor.build != build:
             logger.warning(
@@ -410,21 +410,27 @@ class Ledger:
         trainer."""
         for name in (initial_training.FILE, attempts.FILE) if self._ranks.is_first else ():
             (self._folder / name).unlink(missing_ok=True)
-        self._history_bytes = cursor.history_bytes if self._bootstrap.max_events else 0
+        self._records.restore(cursor)
+        if not self._bootstrap.max_events:
+            self._records.forget()
+
+    @property
+    def has_new_history(self) -> bool:
+        """Whether the records have moved out of the log, which the checkpoint does not know yet."""
+        return bool(self._ranks.broadcast(self._records.was_moved))
 
     def rewind_to(self, edge: int) -> None:
         """Invalidate the records of windows after event `edge`: training continues from there
         without a checkpoint."""
-        self._history_bytes = history_until(self._paths.learned, edge)
+        self._records.rewind_to(edge)
 
     def resume(self, edge: int) -> None:
-        """Load the newest facts stored at or before event `edge`. The first rank also truncates the
-        history to its valid length."""
+        """Load the newest facts stored at or before event `edge`. The first rank also makes the
+        history hold the valid records."""
         if self._hold is None:
             self._live.restore_facts(self._paths.folder / FACTS, edge)
             return
-        truncate_records(self._paths.learned, self._history_bytes)
-        records = HistoryReader(self._paths.learned).refresh()
+        records = self._records.resume(edge)
         self._drift, self._below_rule = Drift(records), BelowRule(records)
         metrics.below_rule.set(self._below_rule.holds)
         self._hold.resume(edge)

@@ -64,7 +64,8 @@ class Resumption:
         2. Rebuild graph and facts up to the same event.
         3. Load the shadow, advance its memory to that event, and journal its proof if that is
            missing.
-        4. Write a checkpoint if the old one was damaged. Before step 3, it would name no shadow.
+        4. Write a checkpoint if the old one was damaged, or does not know the file of the history.
+           Before step 3, it would name no shadow.
         5. Load the incumbent.
         6. Write the hold for this position.
 
@@ -94,7 +95,7 @@ class Resumption:
         if shadow:
             self._ledger.prove(self._contest.restore_shadow(shadow, event))
         # 4. A checkpoint instead of the damaged one.
-        if from_champion:
+        if from_champion or self._ledger.has_new_history:
             self._save()
         # 5. The incumbent.
         self._contest.restore_incumbent()

@@ -1,20 +1,26 @@
 """The history of scores: one JSON line for each window, written by the trainer and read by the
-status page and the demo."""
+status page and the demo.
+
+The lines are in the log, or in a local file: see `streamd.eventlog.learned_lines`.
+"""
 
 import os
+from bisect import bisect_right
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import msgspec
 import structlog
 
+from streamd.eventlog.layout import WINDOWS
+from streamd.eventlog.learned_lines import LearnedLines
 from streamd.storage import append_durably
 from streamd.windows.novelty import NoveltyCounts
 from streamd.windows.window import MOSTLY
 
 logger = structlog.get_logger()
 FILE = "train/windows.jsonl"
-"""Path in the data directory."""
+"""Path of the local file, in the data directory."""
 ONE_DESTINATION = "all events have one destination: nothing to rank"
 """Reason for a window that cannot be scored, because no event has another candidate."""
 RULES = ("rule", "edgebank", "popularity")
@@ -146,19 +152,20 @@ def _decode_record(line: bytes, path: Path, at_byte: int) -> WindowRecord | None
 
 
 class HistoryReader:
-    """Follows the history file as it grows. Owner: one thread."""
+    """Follows the history as it grows. Owner: one thread."""
 
     def __init__(self, data_dir: Path) -> None:
-        self._path = data_dir / FILE
+        self._lines = LearnedLines(data_dir, WINDOWS, data_dir / FILE)
         self._at = self._inode = 0
         self.records: list[WindowRecord] = []
 
     def refresh(self) -> list[WindowRecord]:
         """Read all records so far; a line that is still being written is left for the next call."""
-        # A restarted trainer may have truncated the file, and a follower may have replaced it: then
-        # read it from its start.
+        # The file may have been truncated, replaced, or moved into the log: then read it from its
+        # start.
+        source = self._lines.source()
         try:
-            status = self._path.stat()
+            status = source.path.stat()
         except FileNotFoundError:
             return self.records
         if status.st_size < self._at or status.st_ino != self._inode:
@@ -167,13 +174,22 @@ class HistoryReader:
             self.records = []
 
         # Read the new lines; a damaged line is logged and skipped.
-        with self._path.open("rb") as file:
+        with source.path.open("rb") as file:
             file.seek(self._at)
             for line in file:
-                if not line.endswith(b"\n"):
+                if not source.has(line):
                     break
-                record = _decode_record(line, self._path, self._at)
+                record = _decode_record(line, source.path, self._at)
                 self._at += len(line)
                 if record is not None:
-                    self.records.append(record)
+                    self._take(record)
         return self.records
+
+    def _take(self, record: WindowRecord) -> None:
+        """Add a record. It replaces those of windows that it overlaps or precedes, because a
+        trainer that lost its checkpoint has repeated them."""
+        if self.records and self.records[-1].end_edge > record.first_edge:
+            until = bisect_right(self.records, record.first_edge, key=lambda one: one.end_edge)
+            # In a new list: callers may hold the old one.
+            self.records = self.records[:until]
+        self.records.append(record)

@@ -142,6 +142,7 @@ def test_a_batch_that_is_in_the_log_already_is_removed_and_not_taken_again(tmp_p
     assert numbers(tmp_path) == [0] and log.seq == seq + 1 and outbox.is_empty(tmp_path)
 
 
+@pytest.mark.usefixtures("ingest_asleep")
 def test_ingest_takes_what_another_process_waits_for(tmp_path):
     log = LogWriter(tmp_path, SCHEMA, 8)
     put_next(tmp_path, outbox.DISK)

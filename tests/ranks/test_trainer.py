@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from streamd.clock import SystemClock
+from streamd.eventlog.journal.changelog_position import CHANGELOG, ChangelogPosition
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.upkeep.holds import read_holds
 from streamd.models.architectures import ARCHITECTURES
@@ -205,6 +206,8 @@ def test_replicas_learn_as_one_trainer_and_hold_the_same_rows(tmp_path, replicas
 
 def test_ranks_on_several_machines_read_each_its_own_log_and_share_checkpoints(tmp_path):
     alone, together = World(tmp_path / "one").grow(), World(tmp_path / "some").grow()
+    # The other machine follows by a changelog, so the log takes no moves and windows.
+    (together.path / CHANGELOG).write_bytes(ChangelogPosition(1, 1, 1).pack())
     shutil.copytree(together.path, tmp_path / "far")
     alone.learn(1)
     together.learn(2, logs=[together.path, tmp_path / "far"])

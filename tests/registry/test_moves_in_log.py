@@ -68,6 +68,7 @@ def test_no_move_of_a_commit_that_is_not_published_counts(path):
     assert champions(registry) == [("promote", "11-1"), ("promote", "12-2")], "recovery cut the line, which no commit has"
 
 
+@pytest.mark.usefixtures("ingest_asleep")
 def test_a_move_waits_for_ingest_which_takes_it_into_its_next_commit(path):
     waits = []
     registry = of(path, wait=Wait(9, lambda: waits.append(outbox.is_empty(path))))
@@ -83,6 +84,7 @@ def test_a_move_waits_for_ingest_which_takes_it_into_its_next_commit(path):
     log.close()
 
 
+@pytest.mark.usefixtures("ingest_asleep")
 def test_a_move_that_ingest_does_not_take_in_time_is_named_and_made_later_before_any_other(path):
     registry = of(path)
     for n in (1, 2):

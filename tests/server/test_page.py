@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from streamd.cli.main import app as cli
 from streamd.client import Client
 from streamd.clock import SystemClock
-from streamd.eventlog.delivery import Wait
 from streamd.eventlog.journal.changelog_position import (
     CHANGELOG,
     UNKNOWN,
@@ -104,7 +103,6 @@ class Small(Served):
         world = World(path, server__api_keys=["reader"], server__admin_keys=["admin"], registry__gate_events=500)
         world.train()
         self.writer = LogWriter(path, SCHEMA, 100_000)
-        world.registry.journal.wait = Wait(5, self.writer.show_acknowledged)
         # The other roles, which do not run, stay in their first minute.
         world.state.page._begun = math.inf
         super().__init__(world)

@@ -198,6 +198,7 @@ def test_a_version_is_promoted_and_rolled_back_by_rest_with_a_reason(tmp_path):
     world.stop()
 
 
+@pytest.mark.usefixtures("ingest_asleep")
 def test_a_promotion_that_ingest_does_not_commit_in_time_is_accepted_and_made_once_it_does(tmp_path):
     write_log(tmp_path, *stream(400), SCHEMA, watermark=100 * HOUR)
     world = World(tmp_path)

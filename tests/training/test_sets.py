@@ -14,6 +14,7 @@ from streamd.clock import SystemClock
 from streamd.evaluation.backtest import Plan, backtest
 from streamd.evaluation.report.content import Asked, report_of
 from streamd.evaluation.report.html import as_html
+from streamd.eventlog.layout import WINDOWS
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.upkeep.holds import read_holds
 from streamd.eventlog.writer import LogWriter
@@ -34,7 +35,7 @@ from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
 from streamd.training.trainer import Trainer
 from streamd.windows import next_window
-from streamd.windows.history import FILE, HistoryReader, history_until
+from streamd.windows.history import FILE, HistoryReader, append_record, history_until
 from tests.builders import (
     HOUR,
     SETS,
@@ -196,7 +197,9 @@ def test_windows_say_the_scores_of_each_edge_set_and_add_up(tmp_path):
     assert known / last.num_known == pytest.approx(last.scores["live"]["mrr_known"]) and last.num_known == sum(s.num_known for s in last.edge_sets.values())
     shown = metrics.edge_set_mrr.labels("buys", "live")._value.get()
     assert shown == last.edge_sets["buys"].scores["live"]["mrr"]
-    assert history_until(tmp_path, records[2].end_edge) == sum(map(len, (tmp_path / FILE).read_bytes().splitlines(True)[:3]))
+    for record in records:
+        append_record(tmp_path / "copy", record)
+    assert history_until(tmp_path / "copy", records[2].end_edge) == sum(map(len, (tmp_path / "copy" / FILE).read_bytes().splitlines(True)[:3]))
     rows = edge_sets(records)
     assert [r["name"] for r in rows] and sum(r["scored"] for r in rows) == sum(r.num_scored for r in records)
     negatives = sum(s.mean_negatives * s.num_scored for s in last.edge_sets.values()) / last.num_scored
@@ -217,7 +220,7 @@ def test_the_history_of_a_log_of_one_set_says_nothing_of_sets(tmp_path):
     write_log(tmp_path, *stream(300), watermark=100 * HOUR)
     s = settings(tmp_path, model__name="pair")
     learn(Trainer(s, Paths.of(s, "train"), "cpu", LogReader.open(tmp_path), Registry.of(s), SystemClock(), Heartbeat(tmp_path, "train")))
-    assert b"edge_sets" not in (tmp_path / FILE).read_bytes() and HistoryReader(tmp_path).refresh()[-1].num_scored
+    assert b"edge_sets" not in (tmp_path / WINDOWS).read_bytes() and HistoryReader(tmp_path).refresh()[-1].num_scored
 
 
 def test_a_backtest_says_the_mrr_of_each_edge_set(tmp_path):

@@ -15,7 +15,7 @@ from streamd.windows.history import (
 
 def record_of(end_edge):
     sets = {"views": SetScores(num_scored=3, scores={"live": {"mrr": 0.5}}), "buys": SetScores(num_scored=1, scores={"live": {"mrr": 1.0}})}
-    return WindowRecord(start_us=0, end_us=1, first_edge=0, end_edge=end_edge, num_scored=4, version="v", scored_by="v", promoted=True, reason="",
+    return WindowRecord(start_us=0, end_us=1, first_edge=end_edge - 10, end_edge=end_edge, num_scored=4, version="v", scored_by="v", promoted=True, reason="",
                         scores={"live": {"mrr": 0.625}}, loss=None, seconds={}, finished_at=0.0, edge_sets=sets)
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -66,7 +68,8 @@ def test_history_is_read_while_it_is_written_and_cut_back_after_a_crash(tmp_path
     reader = HistoryReader(tmp_path)
     assert reader.refresh() == []
     size = append_record(tmp_path, record)
-    append_record(tmp_path, record)
-    assert reader.refresh() == [record, record]
+    following = replace(record, first_edge=5, end_edge=9)
+    append_record(tmp_path, following)
+    assert reader.refresh() == [record, following]
     truncate_records(tmp_path, size)
     assert reader.refresh() == [record]

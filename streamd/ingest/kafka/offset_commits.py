@@ -12,6 +12,8 @@ from streamd.ingest.kafka.consumer import KafkaSource
 LOOK_SECONDS = 0.005
 """Interval of checks whether the changelog has acknowledged a commit, which takes some
 milliseconds."""
+OUTBOX_SECONDS = 0.02
+"""Interval of looks into the outbox while it is in use: a trainer waits for each."""
 
 
 class PublishedOffsets:
@@ -47,8 +49,11 @@ class PublishedOffsets:
         stop.wait(seconds)
 
     def longest_wait(self, seconds: float) -> float:
-        """Seconds until the next check for acknowledgements, at most `seconds`."""
-        return min(seconds, LOOK_SECONDS) if self._log.is_waiting else seconds
+        """Seconds until the next check for acknowledgements and learned lines, at most
+        `seconds`."""
+        if self._log.is_waiting:
+            return min(seconds, LOOK_SECONDS)
+        return min(seconds, OUTBOX_SECONDS) if self._log.expects_lines else seconds
 
     def sleep(self, seconds: float, source: KafkaSource, clock: Clock) -> None:
         """Sleep, and publish acknowledged commits meanwhile."""
