@@ -22,8 +22,8 @@ from streamd.telemetry import progress
 from tests.builders import ManualClock, stream, write_log
 
 SCHEMA = Schema(2, 0, 0)
-OTHER = re.compile(r"\d{4}-\d\d-\d\d [\d:]+ \[|compiling kernels, |[\d,]+ of [\d,]+ edges are exact copies|waiting for .* does not run$")
-"""How log lines begin, which go to stderr too, and lines about kernels that are not compiled yet, about copies and about a wait."""
+OTHER = re.compile(r"\d{4}-\d\d-\d\d [\d:]+ \[|compiling kernels, |[\d,]+ of [\d,]+ edges are exact copies|waiting for .* does not run$|not kept in ")
+"""How log lines begin, which go to stderr too, and lines about kernels that are not compiled yet, about copies, a wait and a backtest that is not kept."""
 LINE = re.compile(r"(.+): (\d+) %, [\d,]+ (?:of [\d,]+ )?\w+.*")
 
 

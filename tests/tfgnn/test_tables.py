@@ -363,7 +363,7 @@ def test_times_are_made_up_only_where_an_option_says_so(papers, tmp_path):
 
 
 @pytest.mark.parametrize(("file", "old", "new", "says"), [
-    ("paper.csv", "1999", "9223372036854775807", r"paper.csv row 2: .*beyond ingest.max_feature.*0 events were appended"),
+    ("paper.csv", "1999", "9223372036854775807", r"paper.csv row 2: .*beyond ingest.max_feature.*Events appended before: 0"),
     ("paper.csv", "alone", "p0", "row 3: the id 'p0' occurs twice"),
     ("paper.csv", "alone", "", "row 3: .*bad_key"),
     ("cites-1.csv", "2.5", "nan", r"cites-1.csv row 1: feature 'weight' is \[nan\], not a number"),
