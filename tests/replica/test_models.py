@@ -539,6 +539,25 @@ def test_records_of_an_older_term_do_not_count():
     assert len(state.moves) == 1 and state.num_skipped == 1
 
 
+def test_while_the_store_is_slow_servers_of_the_trainers_machine_never_follow_a_version_without_memory(trainer, log):
+    trainer.learn(1)
+    trainer.settle()
+    newer = [3, 4]
+
+    def learn_more(_):
+        while newer:
+            trainer.learn(newer.pop(0))
+
+    trainer.learn(2)
+    trainer.publish(learn_more)
+    trainer.publisher.step()
+    assert not newer and trainer.publisher.state.champion == "12-2" and not trainer.registry.is_servable(trainer.registry.manifest("12-2"))
+    assert trainer.registry.shown().champion == "11-1"
+    trainer.settle()
+    trainer.registry.load(trainer.registry.shown().champion)
+    assert trainer.registry.shown().champion == "14-4"
+
+
 # Compaction over machines
 
 

@@ -33,10 +33,17 @@ class TrainerTopic:
         nothing more is appended."""
         self.state.take(self._topic.read(wait_seconds))
         self._term.check(self._topic, self.state)
-        # Let servers here follow the newest move that the topic has, and see refused requests.
+        # Let servers here follow the newest move that the topic has, and see refused requests. If
+        # the store is slow, a newer version here may have taken its memory already.
         self._refusals.tell(self.state.refused)
-        if self.state.moves and (self._registry.folder / self.state.champion).exists():
+        if self.state.moves and self._can_serve(self.state.champion):
             self._registry.journal.show(self.state.moves[-1])
+
+    def _can_serve(self, name: str) -> bool:
+        """Whether a version is here, with its memory."""
+        if not (self._registry.folder / name).exists():
+            return False
+        return self._registry.is_servable(self._registry.manifest(name))
 
     def append(self, made: Iterable[Callable[[int], records.Known]]) -> None:
         """Append records, each made with its number, and apply them as all readers do: from the
