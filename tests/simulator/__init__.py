@@ -24,7 +24,6 @@ shrink.py     Leaves parts of a failing run out.
 growth.py     A run without faults at n and at 2 n events: journal, objects, open files, and the cost of an event do not grow.
 
 It cannot find faults of kafka-python, of learning and server, of writes that bypass `streamd.storage.Disk`, or of two threads between two
-seams. No disk reorders or misdirects writes or damages synced bytes, the store never fails, others leave the models topic alone, and seeds
-with trainers compact nothing. Where a commit and the compaction of its rows are published at once and a check then fails, the run ends
-without a result.
+seams. No disk reorders or misdirects writes or damages synced bytes, the store never fails, others leave the models topic alone. Where a
+commit and the compaction of its rows are published at once and a check then fails, the run ends without a result.
 """

@@ -27,8 +27,6 @@ class Faults:
         self._mean = self._plan.choice(MEAN_SECONDS)
         kinds = [self._kill, self._kill_at, self._torn, self._power, self._disk_error, self._cut, self._broker, self._election, self._restart,
                  self._grow, self._clock, self._ask, self._volume, self._lie, self._compact, self._restore]
-        if world.has_trainers:
-            kinds.remove(self._compact)
         self.operator = Operator(world)
         self.has_others = self._plan.random() < 0.3
         if world.has_sets:

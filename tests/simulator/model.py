@@ -284,11 +284,18 @@ class Model:
         elif sent.item.kind not in (EDGE, LABEL):
             raise Failure(f"{sent} is refused")
 
-    def compact(self):
-        """The log is to lose what deletes hide now."""
-        self._erased |= self.hidden
-        self._erased_labels |= self._hidden_labels
+    def deleted(self):
+        """Ids of the edges and of the labels that deletes hide now."""
+        return set(self.hidden), set(self._hidden_labels)
+
+    def ask_compaction(self):
+        """A compaction may remove dead letters from now on."""
         self._is_compacted = True
+
+    def compact(self, edges, labels):
+        """The log is to lose these edges and labels."""
+        self._erased |= edges
+        self._erased_labels |= labels
 
     def may_be_purged(self, where):
         """Whether a compaction may have removed a dead letter: one with a key of a node that was deleted before it or while it ran, and each that is

@@ -1,4 +1,4 @@
-"""Who is champion: moves that the operator asks for on any machine, and what must be true of all moves."""
+"""Requests to the trainer: moves and compactions that the operator asks for on any machine, and what must be true of them."""
 
 import itertools
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ from streamd.registry.journal import Move, decoded_moves
 from streamd.registry.outcome import Waiting
 from streamd.registry.registry import find_damage, read_manifests
 from streamd.replica.models.state import ModelsState
-from streamd.replica.move_requests import moves_by_request
+from streamd.replica.models.topic import KafkaModelsTopic
+from streamd.replica.move_requests import ask_everywhere, compaction_wait, moves_by_request
 from streamd.store.changelog import models_topic
 from tests.simulator.operator import LOG
 from tests.simulator.scheduler import Failure
@@ -27,11 +28,12 @@ class Ask:
 
 
 class Moves:
-    """Owner: the world. asks: by the reason that each gives. state: of the models topic, folded by the product."""
+    """Owner: the world. asks: by the reason that each gives. compactions: id of the request -> edges and labels that are to go. state: of the
+    models topic, folded by the product."""
 
     def __init__(self, world):
         self._world, self._random, self._numbers = world, world.scheduler.stream("moves"), itertools.count()
-        self.asks, self.state = {}, ModelsState()
+        self.asks, self.compactions, self.state = {}, {}, ModelsState()
         self._read, self._shown, self._num_settled = 0, {}, 0
         """Records of the topic that were read; machine -> index of the newest move that its servers follow; moves that all machines have."""
 
@@ -55,6 +57,19 @@ class Moves:
         except VersionError as error:
             ask.done = False
             self._world.scheduler.note(f"{why} is refused: {error}")
+
+    def compact(self, machine, event):
+        """Ask all machines to remove all that is deleted up to now, as the command line does. event: that no delete follows."""
+        deleted = self._world.checks.model.deleted()
+
+        def ask():
+            topic = KafkaModelsTopic(machine.settings.kafka, LOG)
+            try:
+                self.compactions[ask_everywhere(machine.settings, event, topic)] = deleted
+            finally:
+                topic.close()
+
+        machine.visit("compact", ask)
 
     def read(self):
         """Read what is new in the topic. Raises: Failure."""
@@ -101,6 +116,8 @@ class Moves:
     def unsettled(self, members):
         """What is not everywhere yet, "" where all is."""
         self.read()
+        for request in self.state.compactions():
+            return f"a compaction is {compaction_wait(self.state, request.id)}"
         for machine in members if self.state.moves else ():
             if machine.visitors:
                 return f"{machine.visitors[0].name} has not ended"
@@ -112,6 +129,9 @@ class Moves:
     def check_end(self, members):
         """All machines have the moves of the topic, and what was answered stays. Raises: Failure."""
         self.read()
+        for request, deleted in self.compactions.items():
+            if request not in self.state.refused:
+                self._world.checks.model.compact(*deleted)
         for why, ask in self.asks.items():
             if ask.done and ask.done not in self.state.moves:
                 raise Failure(f"{why} was answered by {ask.done}, which the models topic does not have")

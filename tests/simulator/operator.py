@@ -105,13 +105,19 @@ class Operator:
         machine.stop()
 
     def compact(self):
-        """Ask for the removal of all that is deleted up to now, on each machine that may lead, as a trainer does when all have answered."""
+        """Ask for the removal of all that is deleted up to now: by the command, or where no trainer would answer it, on each machine that may lead,
+        as a trainer does when all have answered."""
         newest = max(self._world.members, key=lambda machine: machine.directory.shown)
         log = LogReader.open(newest.data_dir) if newest.directory.shown == len(self._world.checks.history) else None
         if log is not None and log.deletions.count and not self.lacks_changelog:
-            self._place = log.deletions.newest_place
+            model, place = self._world.checks.model, log.deletions.newest_place
+            model.ask_compaction()
+            if self._world.has_trainers:
+                self._world.moves.compact(newest, place)
+                return
+            self._place = place
             self._asked.clear()
-            self._world.checks.model.compact()
+            model.compact(*model.deleted())
             self._ask()
 
     def _ask(self):

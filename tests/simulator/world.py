@@ -130,6 +130,9 @@ class World:
             (self.folder / "store").mkdir()
             values |= {"log__name": LOG, "log__store": f"file://{self.folder}/store",
                        "log__manifest_seconds": chance.choice([3, 10, 600]), "leader__timeout_seconds": chance.choice([2, 3, 10])}
+        if self.has_trainers:
+            # A member that lost its volume is not waited for any longer.
+            values |= {"holds__lease_seconds": 60}
         values |= {name: value for name, value in self.settings.items() if len(members) > 1 or not name.startswith("log__")}
         return [Machine(self, name, **values, log__member=member) for name, member in zip(NAMES, members, strict=False)]
 
