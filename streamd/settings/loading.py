@@ -24,7 +24,8 @@ from streamd.settings.contradictions import (
     check_widths,
 )
 from streamd.settings.log import HoldSettings, LeaderSettings, LogSettings, without_secrets
-from streamd.settings.mistakes import SECRET_WORDS, Mistakes, nearest_setting
+from streamd.settings.mistakes import SECRET_WORDS, Mistakes
+from streamd.settings.nearest import nearest_key
 from streamd.settings.server import LOOPBACK, ServerSettings, TelemetrySettings, has_keys
 from streamd.settings.sets import Contradiction, check_sets
 from streamd.settings.tree import (
@@ -326,7 +327,7 @@ def _read_environment(environ: Mapping[str, str], mistakes: Mistakes) -> dict[st
         if not name.startswith(PREFIX) or name == f"{PREFIX}CONFIG":
             continue
         if name not in names:
-            close = nearest_setting(name, names, "__")
+            close = nearest_key(name, names, "__")
             near = f"; did you mean {close}?" if close else "."
             mistakes.add_variable(
                 f"Unknown variable {name}{near}", ".".join(names[close]) if close else None

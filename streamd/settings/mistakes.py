@@ -1,12 +1,13 @@
 """Collects all errors in the settings into one exception."""
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
 from streamd.errors import SettingsError
+from streamd.settings.nearest import CLIENT, CLIENT_OPTIONS, nearest_key
 from streamd.settings.sets import Contradiction
 from streamd.settings.tree import PREFIX, Settings, leaves
 from streamd.settings.yaml_lines import SettingsFile, nearest_name
@@ -67,12 +68,12 @@ class Mistakes:
 
     def add_unknown(self, key: str, source: str) -> None:
         """Add an unknown key. key: dotted."""
-        # A key without a dot may be meant as a branch. At least half of the letters must agree: a
-        # looser guess would mislead.
+        # A key without a dot may be meant as a branch.
         count = key.count(".") + 1
         settings = [".".join(steps) for steps in leaves()]
         groups = [".".join(one.split(".")[:count]) for one in settings]
-        close = nearest_setting(key, list(dict.fromkeys(settings + groups)), ".")
+        options = [f"{CLIENT}.{option}" for option in CLIENT_OPTIONS]
+        close = nearest_key(key, list(dict.fromkeys(settings + groups + options)), ".")
         near = f"did you mean {close!r}?" if close else "`streamd config` lists all settings"
         self.doubtful |= self._settings_at(close.split(".")) if close else set()
         self._add(key.split("."), source, f" is unknown; {near}")
@@ -145,15 +146,6 @@ class Mistakes:
         return min(sources, key=ORDER.index, default="default")
 
 
-def nearest_setting(name: str, known: Collection[str], separator: str) -> str | None:
-    """The known setting that an unknown one may be meant as: the first of the same last part in
-    another group, otherwise the most similar; None if none is similar."""
-    last = name.rsplit(separator, 1)[-1]
-    same = (one for one in known if one.rsplit(separator, 1)[-1] == last)
-    near = difflib.get_close_matches(name, sorted(known), 1, 0.5)
-    return next(same, near[0] if near else None)
-
-
 def settings_error(texts: Sequence[str]) -> SettingsError:
     """One error for one or more texts; several become a list."""
     if len(texts) == 1:
@@ -205,8 +197,9 @@ def _wrong(steps: KeySteps, error: Any) -> str:
 
 
 def _got(steps: KeySteps, value: Any) -> str:
-    """A wrong value for an error text; empty if it is secret or long."""
+    """A wrong value for an error text; empty if it is secret, blank or long."""
     key = ".".join(map(str, steps))
     shown = repr(value)
     is_secret = any(word in key for word in SECRET_WORDS)
-    return "" if is_secret or len(shown) > MAX_SHOWN else f", got {shown}"
+    is_blank = isinstance(value, str) and not value.strip()
+    return "" if is_secret or is_blank or len(shown) > MAX_SHOWN else f", got {shown}"

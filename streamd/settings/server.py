@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 
 from streamd.settings.branch import Branch, Natural, Positive, Seconds
 
@@ -101,6 +101,13 @@ class ServerSettings(Branch):
         description="event time after an alarm in which its source raises none; such events are "
         "counted in its next alarm",
     )
+
+    @field_validator("api_keys", "admin_keys")
+    @classmethod
+    def _has_no_blank(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        if not all(key.get_secret_value().strip() for key in keys):
+            raise ValueError("one of the keys is empty; remove it, since it protects nothing")
+        return keys
 
 
 class TelemetrySettings(Branch):

@@ -1,6 +1,5 @@
 """The settings that declare node sets, edge sets, and their features by name."""
 
-import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -11,6 +10,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from streamd.schema import DEFAULT_SET, EdgeSet, Feature, NodeSet, Schema
+from streamd.settings.nearest import nearest
 
 SET_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
 """Names of sets, which are also names of folders."""
@@ -299,5 +299,5 @@ def nearest_of(name: str, known: Collection[str], least: float = 0.5) -> str:
     least: likeness that the nearest one must have, from 0 to 1.
     """
     there = f"; there are {first_names(list(known))}" if known else "; there are none"
-    close = difflib.get_close_matches(name, known, 1, least)
-    return f"{there}; did you mean {close[0]!r}?" if close else there
+    close = nearest(name, known, least)
+    return f"{there}; did you mean {close!r}?" if close is not None else there

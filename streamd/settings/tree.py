@@ -23,7 +23,15 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from streamd.events import Schema
 from streamd.schema import DEFAULT_SET
-from streamd.settings.branch import Branch, Natural, Positive, Seconds, Start
+from streamd.settings.branch import (
+    Branch,
+    Natural,
+    Positive,
+    Seconds,
+    Start,
+    check_not_blank,
+    check_topic_name,
+)
 from streamd.settings.log import HoldSettings, LeaderSettings, LogSettings, SqlSettings
 from streamd.settings.mlflow import MlflowSettings
 from streamd.settings.server import ServerSettings, TelemetrySettings
@@ -63,6 +71,18 @@ class KafkaSettings(Branch):
         description="YAML or JSON file with further, secret client options: their values are "
         "never printed",
     )
+
+    @field_validator("topics")
+    @classmethod
+    def _has_names(cls, topics: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(check_topic_name, topics))
+
+    @field_validator("bootstrap_servers")
+    @classmethod
+    def _has_addresses(cls, servers: str) -> str:
+        if not all(server.strip() for server in servers.split(",")):
+            raise ValueError("one of the addresses between its commas is empty; remove that comma")
+        return servers
 
 
 class SchemaRegistrySettings(Branch):
@@ -185,6 +205,11 @@ class IngestSettings(Branch):
     dead_letter_max_bytes: Positive = Field(
         67_108_864, description="maximum bytes of local dead letters"
     )
+
+    @field_validator("dead_letter_topic")
+    @classmethod
+    def _has_name(cls, topic: str | None) -> str | None:
+        return None if topic is None else check_topic_name(topic)
 
 
 class RetentionSettings(Branch):
@@ -432,6 +457,11 @@ class Settings(BaseSettings):
     telemetry: TelemetrySettings = TelemetrySettings()
     mlflow: MlflowSettings = MlflowSettings()
     sql: SqlSettings = SqlSettings()
+
+    @field_validator("data_dir", mode="before")
+    @classmethod
+    def _is_not_blank(cls, path: Any) -> Any:
+        return check_not_blank(path, cls.model_fields["data_dir"])
 
     @classmethod
     def settings_customise_sources(

@@ -1,6 +1,5 @@
 """Reads a settings file, and finds the line of each key."""
 
-import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -9,6 +8,7 @@ import yaml
 from pydantic import BaseModel
 
 from streamd.errors import SettingsError
+from streamd.settings.nearest import nearest
 from streamd.settings.sets import Part
 
 MAX_SHOWN = 60
@@ -111,9 +111,9 @@ def nearest_name(model: type[BaseModel], steps: Sequence[str | int]) -> str:
         if isinstance(step, str) and step in model.model_fields:
             inner = next(_models_in(model.model_fields[step].annotation), None)
             model = inner or model
-    close = difflib.get_close_matches(str(steps[-1]), list(model.model_fields), 1, 0.5)
-    if close:
-        return f"; did you mean {close[0]!r}?"
+    close = nearest(str(steps[-1]), list(model.model_fields))
+    if close is not None:
+        return f"; did you mean {close!r}?"
     return f"; known are {', '.join(model.model_fields)}" if issubclass(model, Part) else ""
 
 

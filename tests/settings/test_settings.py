@@ -15,6 +15,7 @@ from streamd.settings.loading import (
     schema_of,
     with_schema,
 )
+from streamd.settings.nearest import nearest
 
 
 def test_sources_override_one_another_and_are_named(tmp_path):
@@ -324,3 +325,35 @@ def test_a_log_in_the_root_of_a_volume_is_used_until_the_folder_in_it_exists(tmp
     assert found({"data_dir": tmp_path / "log"}) == tmp_path / "log", "a restore names the folder"
     (tmp_path / "log").mkdir()
     assert found() == tmp_path / "log"
+
+
+@pytest.mark.parametrize(("content", "says"), [
+    ('kafka: {bootstrap_servers: ""}', r"kafka\.bootstrap_servers .*line 1\): it is empty; set it, or leave it out for 127\.0\.0\.1:9092\.$"),
+    ('kafka: {bootstrap_servers: "a:9092,"}', "one of the addresses between its commas is empty"),
+    ('data_dir: ""', r"data_dir .*: it is empty; set it, or leave it out for streamd-data"),
+    ('server: {host: " "}', r"server\.host .*: it is empty"), ('log: {store: " "}', r"log\.store .*: it is empty; .* out for nothing"),
+    ('server: {api_keys_file: ""}', r"server\.api_keys_file .*: it is empty"), ('schema_registry: {secret: ""}', r"schema_registry\.secret .*: it is empty"),
+    ('kafka: {group_id: ""}', r"kafka\.group_id .*: it is empty"), ('ingest: {dead_letter_topic: ""}', r"ingest\.dead_letter_topic .*: it is empty"),
+    ('kafka: {topics: [""]}', r"kafka\.topics .*: '' is no name of a topic"), ('ingest: {dead_letter_topic: a b}', "'a b' is no name of a topic"),
+    ('server: {api_keys: ["k", ""]}', r"server\.api_keys .*: one of the keys is empty")])
+def test_text_that_means_nothing_is_refused_by_the_name_of_its_setting(tmp_path, content, says):
+    (tmp_path / "s.yaml").write_text(content)
+    with pytest.raises(SettingsError, match=says):
+        load_settings(tmp_path / "s.yaml", environ={})
+
+
+def test_empty_text_that_turns_something_off_is_taken():
+    off = {f"STREAMD_{name}": "" for name in ("LOG__NAME", "LOG__STORE", "SERVER__PAGE_NOTE", "SERVER__SCORE_TOPIC", "TRIALS__NAME", "MLFLOW__TRACKING_URI")}
+    assert load_settings(environ=off)[0] == load_settings(environ={})[0]
+
+
+@pytest.mark.parametrize(("content", "near"), [
+    ("retention: {max_age: 5}", "retention.max_age_seconds"), ("max_age: 5", "retention.max_age_seconds"), ("windows: {width: 5}", "windows.width_seconds"),
+    ("sasl_password: x", "kafka.client.sasl_plain_password"), ("kafka: {sasl_password: x}", "kafka.client.sasl_plain_password"),
+    ("security_protocol: SSL", "kafka.client.security_protocol"), ("kafka: {servers: x}", "kafka.bootstrap_servers"),
+    ("bootstrap_servers: x", "kafka.bootstrap_servers"), ("server: {prot: 1}", "server.port")])
+def test_the_nearest_setting_may_be_longer_or_in_another_section(tmp_path, content, near):
+    (tmp_path / "s.yaml").write_text(content)
+    with pytest.raises(SettingsError, match=rf"is unknown; did you mean '{near}'\?"):
+        load_settings(tmp_path / "s.yaml", environ={})
+    assert nearest("ssl_ca", ("ssl_check_hostname", "ssl_cafile")) == "ssl_cafile" and nearest("x", ("topics",)) is None

@@ -1,6 +1,5 @@
 """Makes kafka-python clients from the settings, and checks these before the first connection."""
 
-import difflib
 import importlib
 import ssl
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from streamd.ingest.kafka.listener import find_rejection, refused_login, why_sil
 from streamd.ingest.kafka.safe_records import make_reading_safe
 from streamd.settings.loading import KafkaSettings
 from streamd.settings.mistakes import settings_error
+from streamd.settings.nearest import nearest
 
 RECONNECT_MS = 2_000
 """Longest pause between attempts to reach a broker. The client's default of 30 s is longer than
@@ -154,10 +154,10 @@ def _check_each(options: Mapping[str, Any], where: str) -> Iterator[SettingsErro
             )
             continue
         if key not in known:
-            close = difflib.get_close_matches(str(key), sorted(known), 1, 0.5)
+            close = nearest(str(key), known)
             yield SettingsError(
                 f"{where} has {key!r}, which kafka-python does not know"
-                + (f"; did you mean {close[0]!r}?" if close else ".")
+                + (f"; did you mean {close!r}?" if close is not None else ".")
             )
             continue
         kind = _kind(key)
