@@ -12,7 +12,7 @@ from streamd.cli.options import ConfigOption, DataOption, out, printable, settin
 from streamd.cli.table_output import print_records
 from streamd.clock import SystemClock, utc
 from streamd.errors import SettingsError
-from streamd.number_texts import count_noun
+from streamd.number_texts import count_noun, span
 from streamd.settings.loading import Settings
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ def _late_lines(settings: Settings, found: "Outlook", count: int, watermark_us: 
         )
         lines.append(
             f"{len(found.late):,} of {_letters(count)} {'is' if len(found.late) == 1 else 'are'} "
-            f"late: up to {found.behind_us / 3.6e9:,.4g} h before {utc(watermark_us)}, the time "
+            f"late: up to {span(found.behind_us / 1e6)} before {utc(watermark_us)}, the time "
             f"that the log has reached. With ingest.late_policy: {settings.ingest.late_policy} a "
             f"late event {fate}."
         )

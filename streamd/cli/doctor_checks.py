@@ -17,7 +17,7 @@ import numpy as np
 from streamd.cli import doctor_log, doctor_roles
 from streamd.cli.options import error_text, printable
 from streamd.errors import StreamdError
-from streamd.number_texts import count_noun
+from streamd.number_texts import count_noun, span
 from streamd.processes import num_cpus, torchrun_rank
 from streamd.roles import RANK
 from streamd.settings.loading import Settings, check_access, has_keys
@@ -237,10 +237,10 @@ def _clock(settings: Settings) -> str:
     behind = newest_us / 1e6 - time.time()
     if behind > settings.ingest.max_ahead_seconds:
         raise StreamdError(
-            f"This machine's clock is {behind:,.0f} s behind {whose}.",
+            f"This machine's clock is {span(behind)} behind {whose}.",
             "correct it, or the producer's clock; ingest refuses events so far ahead.",
         )
-    return f"not behind {whose}, {max(0.0, -behind):,.0f} s ago"
+    return f"not behind {whose}, {span(max(0.0, -behind))} ago"
 
 
 def _newest(settings: Settings) -> tuple[int, str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from streamd.cli.doctor_log import Doubts
 from streamd.errors import DataLossError, KafkaError, StreamdError
+from streamd.number_texts import span
 from streamd.roles import RANK, rank_names
 from streamd.settings.loading import Settings, schema_of
 from streamd.settings.paths import roles_here
@@ -16,7 +17,6 @@ from streamd.telemetry.heartbeat import (
     Beat,
     read_beats,
 )
-from streamd.telemetry.progress import span
 
 NUMBERS = re.compile(r"\d+")
 

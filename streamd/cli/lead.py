@@ -7,7 +7,7 @@ import typer
 
 from streamd.cli.options import ConfigOption, DataOption, err, out, settings_of
 from streamd.errors import SettingsError, StreamdError
-from streamd.number_texts import count_noun
+from streamd.number_texts import count_noun, span
 from streamd.settings.loading import Settings
 from streamd.telemetry.heartbeat import Beat, read_beat
 from streamd.telemetry.progress import ProgressLine
@@ -87,7 +87,7 @@ def _describe(beat: Beat) -> str:
 
 def _print_late(beat: Beat, seconds: float) -> None:
     err.print(
-        f"This standby does not lead after {seconds:.0f} s: {_describe(beat)}. The request is "
+        f"This standby does not lead after {span(seconds)}: {_describe(beat)}. The request is "
         "withdrawn, and the previous leader continues.",
         markup=False,
         soft_wrap=True,

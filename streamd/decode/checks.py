@@ -28,7 +28,7 @@ from streamd.events import (
     Int64,
     Schema,
 )
-from streamd.number_texts import count_noun
+from streamd.number_texts import count_noun, span
 from streamd.settings.loading import Settings
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -226,8 +226,8 @@ class EventChecker:
             ahead = (time_us - horizon + self.rules.max_ahead_us) / 1e6
             raise BadEvent(
                 "time_ahead",
-                f"time is {ahead:,.0f} s ahead of the wall clock or of its record's timestamp, "
-                f"at most {self.rules.max_ahead_us / 1e6:,.0f} s are taken"
+                f"time is {span(ahead)} ahead of the wall clock or of its record's timestamp, "
+                f"at most {span(self.rules.max_ahead_us / 1e6)} are accepted"
                 f"{self._unit_hint(time_us, horizon)}",
             )
         return time_us

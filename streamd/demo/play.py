@@ -28,7 +28,7 @@ from streamd.demo.trial_users import REMARK, SimulatedUsers, print_trial, trial_
 from streamd.errors import DemoError
 from streamd.evaluation.backtest import TITLES
 from streamd.eventlog.layout import LATE
-from streamd.number_texts import count_noun
+from streamd.number_texts import count_noun, span
 from streamd.processes import PYTHON, end_with_parent
 from streamd.registry.journal import ModelJournal
 from streamd.server.page.window_rows import edge_sets
@@ -374,7 +374,7 @@ def _check_settles(player: Player, data_dir: Path) -> None:
     finished = player.status.done.is_set()
     if finished and time.monotonic() - player.status.finished > SETTLE_SECONDS:
         raise DemoError(
-            f"Not all windows are learned {SETTLE_SECONDS:.0f} s after the last event.",
+            f"Not all windows are learned {span(SETTLE_SECONDS)} after the last event.",
             f"read {data_dir}/daemon.log.",
         )
 

@@ -13,6 +13,7 @@ from streamd.errors import DemoError
 from streamd.eventlog.reader import LogReader
 from streamd.exchange.produce import Outgoing
 from streamd.ingest.kafka.client import make_producer
+from streamd.number_texts import span
 from streamd.settings.tree import KafkaSettings
 
 MAX_WINDOWS_BEHIND = 24
@@ -164,7 +165,7 @@ class Player:
                 return value
             if time.monotonic() > deadline:
                 raise DemoError(
-                    f"Timed out after {PATIENCE_SECONDS:.0f} s of waiting until {what}.",
+                    f"Timed out after {span(PATIENCE_SECONDS)} of waiting until {what}.",
                     "read daemon.log.",
                 )
             # Short, since the next window waits for this.

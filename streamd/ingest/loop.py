@@ -30,6 +30,7 @@ from streamd.ingest.kafka.safe_records import portions, value_sizes
 from streamd.ingest.order.batch_builder import BatchBuilder
 from streamd.ingest.order.runs import lacks_events
 from streamd.ingest.traced import TracedRecords
+from streamd.number_texts import span
 from streamd.settings.loading import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import HELD_STATE, Heartbeat
@@ -335,7 +336,7 @@ class IngestLoop:
                     judged.refused,
                     row,
                     "time_ahead",
-                    f"the event is {seconds:,.0f} s further ahead of its record's timestamp "
+                    f"the event is {span(seconds)} further ahead of its record's timestamp "
                     "than all others",
                     self._decoder.keys.keys,
                 )

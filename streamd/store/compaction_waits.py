@@ -7,12 +7,11 @@ from streamd.eventlog.deletions import deletes_until
 from streamd.eventlog.journal.tail import JournalTail
 from streamd.eventlog.reader import DeletesReader
 from streamd.eventlog.upkeep.holds import read_compacted, read_holds
-from streamd.number_texts import count_noun
+from streamd.number_texts import count_noun, span
 from streamd.roles import ARCHIVE, COMPACT
 from streamd.settings.log import LogSettings
 from streamd.store.archive import read_forgotten
 from streamd.telemetry.heartbeat import read_beat
-from streamd.telemetry.progress import span
 from streamd.windows import ends_until_after
 
 REWRITING = "rewriting segments"

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from streamd.number_texts import count_noun
+from streamd.number_texts import count_noun, span
 
 logger = structlog.get_logger()
 RATE_SECONDS = 60.0
@@ -57,14 +57,6 @@ class Reading:
         """The reading as fields of a log line, a heartbeat or an answer."""
         left = None if self.seconds_left is None else round(self.seconds_left)
         return {"share": int(1000 * self.share + 1e-9) / 1000, "seconds_left": left}
-
-
-def span(seconds: float) -> str:
-    """A duration as "12 s", "3 min" or "2 h 5 min"."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
 class Meter:

@@ -71,7 +71,7 @@ def replay(world, *words, answer=None, policy="clamp"):
 def test_letters_behind_the_log_are_told_and_sent_only_where_someone_says_so(world, outbox):
     told = replay(world, "--reason", "late", answer="n\n")
     assert told.exit_code == 1 and not outbox.sent
-    assert "2 of 2 dead letters are late: up to 1 h before " in told.output and "the time that the log has reached" in told.output
+    assert "2 of 2 dead letters are late: up to 60 min before " in told.output and "the time that the log has reached" in told.output
     assert "late_policy: clamp a late event gets that time instead of its own" in told.output
     again = replay(world, "--reason", "late", policy="dead_letter")
     assert again.exit_code == 1 and "becomes a dead letter again (late)" in again.output, "and without a terminal nothing is sent"

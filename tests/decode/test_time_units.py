@@ -121,9 +121,9 @@ def test_times_out_of_range_are_shown(time_us, unit, words):
 @pytest.mark.parametrize(("form", "value", "says"), [
     ("days", -10, "time is 1969-12-22T00:00:00Z, before 1970"), ("s", -1, "time is 1969-12-31T23:59:59Z, before 1970"), ("s", "-0.5", "23:59:59.5Z, before 1970"),
     ("iso8601", "1958-02-03", "time is 1958-02-03T00:00:00Z, before 1970"), ("days", 2_147_483_647, "out of range"), ("us", 2**63 - 1, "out of range"),
-    ("ns", 2**63 - 1, "s ahead of the wall clock"), ("ns", 2**64, "s ahead of the wall clock"), ("s", 20_150_218_123_000, "looks like a date in digits, time in the source of clicks is s"),
+    ("ns", 2**63 - 1, " ahead of the wall clock"), ("ns", 2**64, " ahead of the wall clock"), ("s", 20_150_218_123_000, "looks like a date in digits, time in the source of clicks is s"),
     ("ms", 20_150_218_123_000, "looks like a date in digits"), ("days", 20_150_218, "looks like a date in digits"), ("s", NOW * 1000, "looks like ns"), ("days", NOW, "looks like us"),
-    ("iso8601", "2262-04-11T23:47:16.854775808Z", "s ahead of the wall clock"), ("iso8601", "9999-12-31", "s ahead of the wall clock"), ("s", 1e305, "out of range")])
+    ("iso8601", "2262-04-11T23:47:16.854775808Z", " ahead of the wall clock"), ("iso8601", "9999-12-31", " ahead of the wall clock"), ("s", 1e305, "out of range")])
 def test_times_at_the_edges_are_refused_with_what_they_are(tmp_path, form, value, says):
     assert says in Topic(source(TIMED.format(form=form)), tmp_path).refused({"u": "a", "v": "b", "t": value})[1]
 

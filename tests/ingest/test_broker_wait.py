@@ -19,9 +19,9 @@ def edge(src, dst, time_us):
     return {"src": src, "dst": dst, "time": time_us}
 
 
-def value_of(gauge, topic):
-    """The value of a metric for a topic. Raises: KeyError if it has none."""
-    rows = {sample.labels["topic"]: sample.value for metric in gauge.collect() for sample in metric.samples}
+def value_of(gauge, topic, partition="0"):
+    """The value of a metric for a topic, or for one of its partitions. Raises: KeyError if it has none."""
+    rows = {sample.labels["topic"]: sample.value for metric in gauge.collect() for sample in metric.samples if sample.labels.get("partition", "0") == partition}
     return rows[topic]
 
 
@@ -86,7 +86,7 @@ def test_a_topic_deleted_while_others_are_read_is_reported_and_its_lag_is_unknow
     assert [line["event"] for line in said if line["log_level"] == "warning"] == ["waiting_for_topic"]
     with pytest.raises(KeyError):
         value_of(metrics.lag, "events")
-    assert value_of(metrics.lag, "trips") == 0 and value_of(metrics.topic_missing, "events") == 1
+    assert value_of(metrics.lag, "trips", "1") == 0 and value_of(metrics.topic_missing, "events") == 1
 
     # It is back, and the heartbeat is as before.
     world.source.missing_topics = ()

@@ -7,7 +7,8 @@ import structlog
 from prometheus_client import CollectorRegistry, Gauge
 from rich.console import Console
 
-from streamd.telemetry.progress import LINE_SECONDS, Meter, ProgressLine, RoleProgress, span
+from streamd.number_texts import span
+from streamd.telemetry.progress import LINE_SECONDS, Meter, ProgressLine, RoleProgress
 from tests.builders import ManualClock
 
 
@@ -94,7 +95,8 @@ def test_a_work_that_stands_still_promises_nothing(clock):
 
 
 @pytest.mark.parametrize(("seconds", "text"), [
-    (0, "0 s"), (99, "99 s"), (100, "2 min"), (5940, "99 min"), (7500, "2 h 5 min")])
+    (0, "0 s"), (99, "99 s"), (100, "2 min"), (5940, "99 min"), (7500, "2 h 5 min"), (7200, "2 h"),
+    (1e-6, "1 ms"), (0.3, "300 ms"), (0.97, "1 s"), (48 * 3600, "2 d"), (50 * 3600, "2 d 2 h"), (8.64e9, "100,000 d")])
 def test_a_span_is_said_in_the_unit_that_suits_it(seconds, text):
     assert span(seconds) == text
 

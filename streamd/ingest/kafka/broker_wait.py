@@ -9,6 +9,7 @@ from streamd.clock import Clock
 from streamd.errors import KafkaError, SilentBrokerError
 from streamd.ingest.kafka.consumer import KafkaSource
 from streamd.ingest.kafka.topic_watch import missing_topic
+from streamd.number_texts import span
 from streamd.settings.loading import KafkaSettings
 from streamd.telemetry import metrics
 from streamd.telemetry.failure_log import LastingFailures
@@ -102,7 +103,7 @@ class BrokerWait:
         silent = self._clock.monotonic() - answered_at
         if source.has_asked and silent > SILENT_SECONDS:
             self._failed_at = self._clock.monotonic()
-            self.warn(AWAY, f"{self._kafka.bootstrap_servers} has not answered for {silent:.0f} s.")
+            self.warn(AWAY, f"{self._kafka.bootstrap_servers} has not answered for {span(silent)}.")
         elif self._failed_at is None or answered_at > self._failed_at:
             self.note_answer(answered_at)
             self._note_missing(source.missing_topics, read)

@@ -24,6 +24,7 @@ from streamd.events import (
     Schema,
     split_key,
 )
+from streamd.number_texts import span
 
 UNSEEN = -2
 """In the cache: the key has not been looked up in the log's table."""
@@ -87,7 +88,7 @@ class BatchBuilder:
                 Refused(
                     i,
                     "late",
-                    f"time is {(watermark - rows['time'][i]) / 1e6:,.6g} s behind the watermark",
+                    f"time is {span((watermark - rows['time'][i]) / 1e6)} behind the watermark",
                 )
                 for i in np.flatnonzero(late).tolist()
             ]

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.events import Float32, Int64
+from streamd.number_texts import span
 from streamd.server.engine.answers import Moment, best_of, make_recommendation, scores_of
 from streamd.serving.requests import (
     Answer,
@@ -164,7 +165,7 @@ class Searches:
     def _too_many(self, num_nodes: int) -> TooManyNodes:
         seconds = num_nodes * self._node_seconds
         return TooManyNodes(
-            f"exact: {num_nodes:,} nodes would take about {seconds:,.0f} s, and "
+            f"exact: {num_nodes:,} nodes would take about {span(seconds)}, and "
             f"server.deadline_seconds is {self._deadline_seconds:g}; raise it, or ask without exact"
         )
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from streamd.number_texts import span
 from streamd.roles import RANK, server_names
 from streamd.server.engine.lag import ANSWERS_SECONDS
 from streamd.server.engine.status import NextVersion
@@ -14,7 +15,6 @@ from streamd.telemetry.heartbeat import (
     UNSEEN_SECONDS,
     Beat,
 )
-from streamd.telemetry.progress import span
 
 START_SECONDS = 60.0
 """A role without a heartbeat this long after the server's start did not start."""
@@ -76,6 +76,11 @@ class MachineFacts:
     refusals: RecentRefusals | None
 
 
+def _age(seconds: float) -> str:
+    """An age in whole seconds, or a larger unit."""
+    return span(round(seconds))
+
+
 def counts(name: str, beat: Beat | None, roles: Sequence[str], workers: int) -> bool:
     """Whether a role that does not run is a trouble: a role of the settings, or any other one that
     ran within the last hour.
@@ -112,16 +117,16 @@ def _of_roles(facts: MachineFacts) -> Iterator[Trouble]:
         doing = f"its last state was: {beat.state}"
         if beat.state == REFUSED_STATE:
             why = beat.detail.get("why", "see its log")
-            yield Trouble(text=f"{name} refused its data {span(beat.age_seconds)} ago: {why}")
+            yield Trouble(text=f"{name} refused its data {_age(beat.age_seconds)} ago: {why}")
         elif not beat.exists:
-            yield Trouble(text=f"{name} ended {span(silent)} ago and is not back", detail=doing)
+            yield Trouble(text=f"{name} ended {_age(silent)} ago and is not back", detail=doing)
         elif silent >= UNSEEN_SECONDS:
-            text = f"{name} has sent no heartbeat for {span(silent)}"
+            text = f"{name} has sent no heartbeat for {_age(silent)}"
             if silent < STALLED_SECONDS:
-                text += f": after {STALLED_SECONDS:.0f} s it is killed and restarted"
+                text += f": after {span(STALLED_SECONDS)} it is killed and restarted"
             yield Trouble(text=text, detail=f"it is stopped or stuck; {doing}")
         elif not beat.alive:
-            text = f"{name} hangs: its loop has not turned for {span(beat.age_seconds)}"
+            text = f"{name} hangs: its loop has not turned for {_age(beat.age_seconds)}"
             yield Trouble(text=text, detail=doing)
 
 
@@ -151,12 +156,12 @@ def find_kafka_troubles(broker: str, beat: Beat) -> Iterator[Trouble]:
         if detail.get("was_read"):
             text += " (deleted?)"
         missing = detail.get("missing_seconds", 0.0) + beat.age_seconds
-        yield Trouble(text=f"{text}, for {span(missing)}", detail=why)
+        yield Trouble(text=f"{text}, for {_age(missing)}", detail=why)
     elif detail.get("answers"):
         yield Trouble(text=f"Kafka {broker} does not serve ingest: {why}")
     elif why and "unanswered_seconds" in detail or away > ANSWERS_SECONDS:
         late = away > ANSWERS_SECONDS
-        text = f"Kafka {broker} has not answered for {span(away)}"
+        text = f"Kafka {broker} has not answered for {_age(away)}"
         yield Trouble(text=f"{text}: {AWAY}" if late else text, is_bad=late, detail=why)
 
 
@@ -178,7 +183,7 @@ def _of_learning(facts: MachineFacts) -> Iterator[Trouble]:
     waited = facts.unlearned_seconds
     if train is not None and waited is not None and waited >= UNLEARNED_SECONDS:
         doing = f"a finished window waits to be trained; the trainer is {train.state}; read its log"
-        yield Trouble(text=f"no training progress for {span(waited)}", detail=doing)
+        yield Trouble(text=f"no training progress for {_age(waited)}", detail=doing)
 
 
 def _of_refusals(facts: MachineFacts) -> Iterator[Trouble]:
