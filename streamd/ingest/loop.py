@@ -253,12 +253,11 @@ class IngestLoop:
             self._pause("broker unavailable", RETRY_SECONDS, **self._waiting.for_broker(error))
             return False  # A letter failed, perhaps of an earlier poll: read all again.
         except SchemaRegistryError as error:
-            metrics.schema_registry_away.set(1)
-            self._waiting.warn("schema_registry_away", str(error))
-            self._pause("schema registry away", RETRY_SECONDS, why=str(error))
+            why = self._waiting.for_registry(error)
+            self._pause("schema registry away", RETRY_SECONDS, why=why)
             # The next step retries held records. If some were already taken, read all again.
             return bool(self._held) and not source.has_changed
-        metrics.schema_registry_away.set(0)
+        self._waiting.note_registry()
         self._paused = self._current.merger.partitions_to_pause()
         source.pause(self._paused)
 

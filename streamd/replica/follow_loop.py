@@ -265,7 +265,7 @@ class FollowLoop:
             part.step()
 
     def _well(self) -> None:
-        self._failures.over()
+        self._failures.end("follower_continues")
         for why in REASONS:
             replica_metrics.follow_waiting.labels(why).set(0)
 

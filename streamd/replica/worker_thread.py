@@ -51,7 +51,7 @@ class StepThread:
             try:
                 made = made or self._make()
                 made.step(WAIT_SECONDS)
-                self._failures.over()
+                self._failures.end("step_succeeds_again", thread=self._name)
             except FencedError as error:
                 self.fenced = error
                 break

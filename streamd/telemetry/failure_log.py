@@ -3,6 +3,11 @@ time."""
 
 import time
 from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+logger = structlog.get_logger()
 
 REPEAT_SECONDS = 300.0
 """A lasting failure is logged once, then at this interval."""
@@ -15,6 +20,8 @@ class LastingFailures:
         """monotonic: seconds of a clock that never goes backwards."""
         self._monotonic = monotonic
         self._logged_at: dict[str, float] = {}
+        self._failed_at: float | None = None
+        """Time of the first failure since the last success."""
 
     def is_due(self, kind: str) -> bool:
         """Whether to log a failure: the first of its kind, and then one every REPEAT_SECONDS.
@@ -23,6 +30,8 @@ class LastingFailures:
         time.
         """
         now = self._monotonic()
+        if self._failed_at is None:
+            self._failed_at = now
         if now - self._logged_at.get(kind, -REPEAT_SECONDS) < REPEAT_SECONDS:
             return False
         self._logged_at[kind] = now
@@ -34,3 +43,15 @@ class LastingFailures:
             self._logged_at.clear()
         else:
             self._logged_at.pop(kind, None)
+        if not self._logged_at:
+            self._failed_at = None
+
+    def end(self, event: str, **fields: Any) -> None:
+        """Record a success, and log it with the time since the first failure, if there was one.
+
+        event, fields: of the log line.
+        """
+        if self._failed_at is not None:
+            seconds = round(self._monotonic() - self._failed_at)
+            logger.info(event, **fields, failed_seconds=seconds)
+        self.over()

@@ -7,6 +7,7 @@ import resource
 
 import pytest
 from google.protobuf import descriptor_pb2
+from structlog.testing import capture_logs
 
 from streamd.decode.sources import registry_framing as framed
 from streamd.decode.sources.avro import compile_avro
@@ -471,9 +472,11 @@ def test_ingest_waits_for_the_registry_loses_nothing_and_writes_each_letter_once
     import time
 
     until = time.monotonic() + 10
-    while reading(metrics.schema_registry_away) and time.monotonic() < until:
-        world.step()
-        time.sleep(0.02)
+    with capture_logs() as said:
+        while reading(metrics.schema_registry_away) and time.monotonic() < until:
+            world.step()
+            time.sleep(0.02)
+    assert [line["event"] for line in said if "registry" in line["event"]] == ["schema_registry_answers_again"]
     world.run(2).stop()
     assert sorted(int(src) for src, _, _ in world.events()) == list(range(11)) and reading(metrics.schema_registry_away) == 0
     assert [(x["offset"], x["reason"]) for x in world.dead_letters()] == [(5, "bad_frame")]

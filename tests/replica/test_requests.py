@@ -5,6 +5,7 @@ import time
 
 import pytest
 from starlette.testclient import TestClient
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from streamd.cli.main import app
@@ -205,3 +206,24 @@ def test_a_thread_goes_on_after_any_error_and_starts_anew_after_one_of_kafka(mon
     assert enough.wait(20)
     thread.close()
     assert len(made) >= 2 and len(closed) >= len(made) - 1
+
+
+def test_a_step_that_succeeds_after_failures_is_logged_once(monkeypatch):
+    monkeypatch.setattr("streamd.replica.worker_thread.RETRY_SECONDS", 0.0)
+    tries, enough = [], threading.Event()
+
+    class Away:
+        def step(self, wait_seconds):
+            tries.append(1)
+            if len(tries) < 4:
+                raise OSError("away")
+            if len(tries) > 5:
+                enough.set()
+
+        def close(self): ...
+
+    with capture_logs() as said:
+        thread = StepThread("archive", Away)
+        assert enough.wait(20)
+        thread.close()
+    assert [(line["event"], line["thread"]) for line in said] == [("step_failed", "archive"), ("step_succeeds_again", "archive")]

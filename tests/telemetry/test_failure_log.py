@@ -1,3 +1,5 @@
+from structlog.testing import capture_logs
+
 from streamd.telemetry.failure_log import REPEAT_SECONDS, LastingFailures
 from tests.builders import ManualClock
 
@@ -18,3 +20,17 @@ def test_what_comes_after_all_was_well_is_new():
     assert failures.is_due("store") and not failures.is_due("store")
     failures.over()
     assert failures.is_due("store")
+
+
+def test_the_end_of_a_failure_is_logged_once_with_its_duration():
+    clock = ManualClock()
+    failures = LastingFailures(clock.monotonic)
+    with capture_logs() as said:
+        failures.end("it_is_back")
+        for kind in ("store", "broker", "broker"):
+            failures.is_due(kind)
+            clock.advance(20)
+        failures.over("broker")
+        failures.end("it_is_back", store="s3")
+        failures.end("it_is_back")
+    assert [(line["event"], line["store"], line["failed_seconds"]) for line in said] == [("it_is_back", "s3", 60)]

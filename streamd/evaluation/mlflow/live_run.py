@@ -90,7 +90,7 @@ class LiveRun:
             if self._failures.is_due("mlflow"):
                 logger.error("mlflow_not_logged", error=str(error), windows=waiting)
         else:
-            self._failures.over()
+            self._failures.end("mlflow_logged_again", windows=waiting)
             metrics.mlflow_waiting.set(0)
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""Reports to log, heartbeat and metric why ingest waits for Kafka, and when the wait is over."""
+"""Reports to log, heartbeat and metric why ingest waits for Kafka or the schema registry, and when
+the wait is over."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -6,7 +7,7 @@ from typing import Any
 import structlog
 
 from streamd.clock import Clock
-from streamd.errors import KafkaError, SilentBrokerError
+from streamd.errors import KafkaError, SchemaRegistryError, SilentBrokerError
 from streamd.ingest.kafka.consumer import KafkaSource
 from streamd.ingest.kafka.topic_watch import missing_topic
 from streamd.number_texts import span
@@ -31,6 +32,7 @@ class BrokerWait:
         self._kafka = kafka
         self._clock = clock
         self._failures = LastingFailures(clock.monotonic)
+        self._registry = LastingFailures(clock.monotonic)
         self._answered_at = clock.monotonic()
         self._failed_at: float | None = None
         """Time of the newest failure since the broker last answered; None if it answers."""
@@ -56,6 +58,18 @@ class BrokerWait:
             "answers": not isinstance(error, SilentBrokerError),
             "unanswered_seconds": self._failed_at - self._answered_at,
         }
+
+    def for_registry(self, error: SchemaRegistryError) -> str:
+        """Log why the schema registry does not answer. Returns: the reason."""
+        metrics.schema_registry_away.set(1)
+        if self._registry.is_due("away"):
+            logger.warning("schema_registry_away", error=str(error))
+        return str(error)
+
+    def note_registry(self) -> None:
+        """Note that all schemas are known, and log it if the registry failed before."""
+        metrics.schema_registry_away.set(0)
+        self._registry.end("schema_registry_answers_again")
 
     def for_topics(self, names: Sequence[str], read: Collection[str] = ()) -> dict[str, Any]:
         """Log how to create topics that do not exist, and which exist again.

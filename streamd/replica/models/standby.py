@@ -136,6 +136,7 @@ class TrainerStart:
                         lock = lock if lock >= 0 else lock_writer(self._registry.folder)
                         trainer_term.claim(topic, state)
                         if self._take(trainer_term, topic, state):
+                            self._failures.end("trainer_waits_no_longer")
                             begun, lock = self._begun(trainer_term, lock), -1
                             return begun
                     elif lock >= 0:
@@ -173,6 +174,7 @@ class TrainerStart:
         if newest and newest not in names and has_state(self._paths.learned):
             logger.info("trainer_cleared", reason="another trainer continues from its checkpoint")
             clear(self._paths.learned)
+        self._failures.end("trainer_waits_no_longer")
         self._beat.touch("standby", term=state.term)
         self._stop.wait(LOOK_SECONDS)
         return False
