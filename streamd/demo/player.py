@@ -14,7 +14,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.exchange.produce import Outgoing
 from streamd.ingest.kafka.client import make_producer
 from streamd.number_texts import span
-from streamd.settings.tree import KafkaSettings
+from streamd.settings.kafka_settings import KafkaSettings
 
 MAX_WINDOWS_BEHIND = 24
 """Largest number of windows that are sent but not learned: few, so that the display shows a live

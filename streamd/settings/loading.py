@@ -23,6 +23,7 @@ from streamd.settings.contradictions import (
     check_trial_edges,
     check_widths,
 )
+from streamd.settings.kafka_settings import KafkaSettings, SchemaRegistrySettings
 from streamd.settings.log import HoldSettings, LeaderSettings, LogSettings, without_secrets
 from streamd.settings.mistakes import SECRET_WORDS, Mistakes
 from streamd.settings.nearest import nearest_key
@@ -35,12 +36,10 @@ from streamd.settings.tree import (
     GpuSettings,
     GraphSettings,
     IngestSettings,
-    KafkaSettings,
     ModelName,
     ModelSettings,
     RegistrySettings,
     RetentionSettings,
-    SchemaRegistrySettings,
     Settings,
     StreamSettings,
     TrainingSettings,

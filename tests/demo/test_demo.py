@@ -35,8 +35,8 @@ from streamd.graph.facts.columns import NUM_HALF_LIVES
 from streamd.ingest.dead_letters.sinks import make_dead_letters
 from streamd.ingest.kafka.client import make_consumer, make_producer
 from streamd.ingest.loop import IngestLoop
+from streamd.settings.kafka_settings import KafkaSettings
 from streamd.settings.loading import load_settings, schema_of
-from streamd.settings.tree import KafkaSettings
 from streamd.telemetry import progress
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.windows import Window
