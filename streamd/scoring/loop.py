@@ -106,7 +106,8 @@ class ScoreLoop:
         """The event at which this machine stopped leading: earlier ones were scored or counted
         here."""
         self._looked_at = self._asked_at = self._kept_at = -math.inf
-        self._warned = False
+        self._failed_at = 0.0
+        """Time of the first failure to read the topic since it was last read; 0 if it is read."""
         self.num_written = 0
         self.num_skipped = dict.fromkeys(REASONS, 0)
 
@@ -179,11 +180,17 @@ class ScoreLoop:
         try:
             last = self._read_end()
         except KafkaError as error:
-            if not self._warned:
+            if not self._failed_at:
                 logger.warning("score_topic_not_read", error=str(error))
-            self._warned = True
+            self._failed_at = self._failed_at or time.monotonic()
+            seconds = time.monotonic() - self._failed_at
+            away = {"topic_away": str(error), "topic_away_seconds": seconds}
+            self._beat.touch("waiting for the score topic", **away)
             return None
-        self._warned = False
+        if self._failed_at:
+            seconds = time.monotonic() - self._failed_at
+            logger.info("score_topic_read_again", away_seconds=round(seconds))
+        self._failed_at = 0.0
         places = [record.complete_before for record in last if is_of_log(record, log)]
         if strays := len(last) - len(places):
             replica_metrics.stray_records.labels(SCORES).inc(strays)
@@ -318,4 +325,5 @@ class ScoreLoop:
             edge=scorer.position,
             version=scorer.version,
             waiting=len(self._outbox),
+            **self._outbox.away_fields(time.monotonic()),
         )

@@ -5,7 +5,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import structlog
@@ -78,7 +78,9 @@ class Outbox:
         self._deleted_aside: list[int] = []
         """Events of such records that were deleted since."""
         self._retry_at = 0.0
-        self._away = False
+        self.why = ""
+        """Why the topic accepts no records; empty if it does."""
+        self._away_since = 0.0
 
     def __len__(self) -> int:
         """Number of records that are not acknowledged."""
@@ -92,7 +94,14 @@ class Outbox:
     @property
     def is_away(self) -> bool:
         """Whether the topic has accepted no record since one failed."""
-        return self._away
+        return bool(self.why)
+
+    def away_fields(self, now: float) -> dict[str, Any]:
+        """Fields of the heartbeat about a topic that accepts no records; empty if it does. now:
+        monotonic seconds."""
+        if not self.why:
+            return {}
+        return {"topic_away": self.why, "topic_away_seconds": now - self._away_since}
 
     def complete_before(self, position: int) -> int:
         """Id below which each event is in the topic or was skipped. position: of the scorer."""
@@ -187,9 +196,10 @@ class Outbox:
                 if one.receipt.is_written():
                     one.is_done = True
                     self._written(one.visible_at)
-                    if self._away:
-                        logger.info("score_topic_back")
-                        self._away = False
+                    if self.why:
+                        seconds = round(now - self._away_since)
+                        logger.info("score_topic_back", away_seconds=seconds)
+                        self.why = ""
         except KafkaError as error:
             self._failed(now, error)
         while self._waiting and self._waiting[0].is_done:
@@ -209,13 +219,14 @@ class Outbox:
             self._failed(now, error)
 
     def _failed(self, now: float, error: KafkaError) -> None:
-        if not self._away:
-            self._away = True
+        if not self.why:
+            self._away_since = now
             logger.warning(
                 "score_topic_away",
                 error=str(error),
                 meaning="events wait, and get no score if too old",
             )
+        self.why = str(error)
         self._abandon()
         self._retry_at = now + RETRY_SECONDS
 

@@ -77,7 +77,8 @@ class TrialLoop:
         self._leads = leads
         self._open_topic = open_topic
         self._topic: RecordsOfTrial | None = None
-        self._is_away = False
+        self._away_since = 0.0
+        """Time since when the topic cannot be read, in monotonic seconds; 0 if it can."""
         self._seen: deque[tuple[float, int]] = deque()
         """Monotonic time and number of events of the log then, oldest first."""
 
@@ -142,13 +143,18 @@ class TrialLoop:
                 if stop.is_set():
                     return False
         except KafkaError as error:
-            if not self._is_away:
+            if not self._away_since:
                 logger.warning("trial_topic_not_read", error=str(error), meaning="tried again")
-            self._is_away = True
+            self._away_since = self._away_since or time.monotonic()
             self._topic = None
-            self._beat.touch("waiting for the topic")
+            seconds = time.monotonic() - self._away_since
+            away = {"topic_away": str(error), "topic_away_seconds": seconds}
+            self._beat.touch("waiting for the topic", **away)
             return False
-        self._is_away = False
+        if self._away_since:
+            seconds = time.monotonic() - self._away_since
+            logger.info("trial_topic_read_again", away_seconds=round(seconds))
+        self._away_since = 0.0
         return True
 
     def _sets_between_other_nodes(self, log: LogReader) -> list[str]:

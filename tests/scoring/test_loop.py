@@ -3,12 +3,14 @@
 import dataclasses
 import shutil
 import threading
+import time
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as given_settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from streamd.errors import KafkaError, SettingsError
 from streamd.eventlog.writer import LogWriter
@@ -253,10 +255,14 @@ def test_while_the_topic_is_away_events_wait_then_get_no_score_and_the_others_go
     life.feed.commit(280)
     scoring.turn(lambda: scoring.loop._outbox.is_away)
     assert len(scoring.loop._outbox) == 20 and scoring.skipped == {}
+    assert scoring.loop._outbox.away_fields(time.monotonic())["topic_away"]
 
     # Back in time: nothing is missing.
     scoring.topic.away = False
-    scoring.turn(lambda: not len(scoring.loop._outbox))
+    with capture_logs() as said:
+        scoring.turn(lambda: not len(scoring.loop._outbox))
+    assert [line["away_seconds"] >= 0 for line in said if line["event"] == "score_topic_back"] == [True]
+    assert scoring.loop._outbox.away_fields(time.monotonic()) == {}
     assert events_of(scoring.topic) == list(range(260, 280))
 
     # Away for too long: those that waited and those behind them are counted.

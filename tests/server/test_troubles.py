@@ -61,6 +61,9 @@ def test_a_machine_that_is_well_has_none_though_idle_or_busy_for_a_while():
      "ingest holds the first commit: all times are in 1970; set stream.time_unit", True),
     ("ingest", beat(state="waiting for the clock"), "ingest is waiting for the clock", False),
     ("ingest", beat(cannot_lead="The disk is full."), "this machine cannot lead: The disk is full.", False),
+    ("score", beat("score", "scoring", age=1, topic_away="Topic scores accepts no records.", topic_away_seconds=88.0),
+     "score has waited for its topic for 89 s", True),
+    ("trial", beat("trial", "waiting for the topic", topic_away="no topic", topic_away_seconds=600.0), "trial has waited for its topic for 10 min", True),
     ("follow", beat("follow", "waiting for store", why="no such bucket"), "follow is waiting for store: no such bucket", True),
 ])
 def test_each_state_of_a_role_has_its_sentence(name, given, text, is_bad):

@@ -5,6 +5,7 @@ import threading
 import msgspec
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from streamd.errors import KafkaError, SettingsError
 from streamd.eventlog.reader import LogReader
@@ -226,11 +227,13 @@ def test_while_the_topic_is_away_no_event_is_joined(world):
     position = world.loop._state.position
     world.topic.down, world.loop._topic = True, None
     world.event("u2", "i1", 20)
-    world.step()
-    assert world.loop._state.position == position
-    world.topic.down = False
-    world.show("b", "u2", ["i1"], 15, edge=position)
-    assert of_arm(world.end())["outcomes"] == 1
+    with capture_logs() as said:
+        world.step()
+        assert world.loop._state.position == position
+        world.topic.down = False
+        world.show("b", "u2", ["i1"], 15, edge=position)
+        assert of_arm(world.end())["outcomes"] == 1
+    assert [line["event"] for line in said if "trial_topic" in line["event"]] == ["trial_topic_not_read", "trial_topic_read_again"]
 
 
 def test_another_machine_computes_the_same_from_topic_and_log(world, tmp_path):

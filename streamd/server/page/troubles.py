@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from streamd.number_texts import span
-from streamd.roles import RANK, server_names
+from streamd.roles import RANK, SCORE, TRIAL, server_names
 from streamd.server.engine.lag import ANSWERS_SECONDS
 from streamd.server.engine.status import NextVersion
 from streamd.server.page.trend import RecentRefusals
@@ -136,6 +136,11 @@ def _of_reading(facts: MachineFacts) -> Iterator[Trouble]:
     if ingest is not None and ingest.alive:
         yield from find_kafka_troubles(facts.broker, ingest)
         yield from _of_ingest(ingest)
+    for name in (SCORE, TRIAL):
+        beat = facts.beats.get(name)
+        if beat is not None and beat.alive and (why := beat.detail.get("topic_away")):
+            away = _age(beat.detail["topic_away_seconds"] + beat.age_seconds)
+            yield Trouble(text=f"{name} has waited for its topic for {away}", detail=why)
     if follow is not None and follow.alive and follow.state.startswith("waiting for"):
         yield Trouble(text=f"follow is {follow.state}: {follow.detail.get('why', 'see its log')}")
 
