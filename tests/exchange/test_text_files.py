@@ -46,7 +46,7 @@ def keys_of(log):
 def test_csv_in_another_form_is_described_by_options(tmp_path, text, args, keys):
     (tmp_path / "t.txt").write_text(text)
     path = (tmp_path / "t.txt").rename(tmp_path / ("t.csv" if "--delimiter" not in args else "t.data"))
-    assert "1 events" in (said := run("import", path, *args, "--data-dir", tmp_path / "log")) or "2 events" in said, said
+    assert "1 event " in (said := run("import", path, *args, "--data-dir", tmp_path / "log")) or "2 events" in said, said
     assert keys_of(tmp_path / "log") == keys
 
 
@@ -160,4 +160,4 @@ def test_a_table_without_a_header_says_so_in_the_place_of_a_column_and_columns_t
     (tmp_path / "t.csv").write_text("u1,i1,1700000000\nu2,i2,1700000001\n")
     assert "row 1 looks like data ('1700000000' is no name)" in run("import", tmp_path / "t.csv", "--data-dir", tmp_path / "log")
     (tmp_path / "t.csv").write_text("a,b,c,2026-01-01\nu1,i1,1700000000,4\n")
-    assert "1 events" in run("import", tmp_path / "t.csv", *NAMED_COLUMNS, "--data-dir", tmp_path / "log")
+    assert "1 event " in run("import", tmp_path / "t.csv", *NAMED_COLUMNS, "--data-dir", tmp_path / "log")
