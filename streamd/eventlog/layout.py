@@ -13,9 +13,10 @@ LATE = f"{EDGES}/late.rows"
 DELETIONS = "deletions.log"
 MOVES = "learned/moves.jsonl"
 WINDOWS = "learned/windows.jsonl"
-LEARNED = (MOVES, WINDOWS)
-"""The files of learned lines: moves of the champion, and records of windows. A line is a JSON
-object with the number of its commit as `seq`."""
+VERSIONS = "learned/versions.jsonl"
+LEARNED = (MOVES, WINDOWS, VERSIONS)
+"""The files of learned lines: moves of the champion, records of windows, versions that were made or
+removed. A line is a JSON object with the number of its commit as `seq`."""
 APPENDED = (KEYS, FEATURES, LATE, DELETIONS, *LEARNED)
 """The files that commits append to, besides the segments."""
 

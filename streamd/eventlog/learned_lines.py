@@ -52,7 +52,7 @@ class LearnedLines:
         """log: directory of the log that takes the lines, None if it never does. name: path of
         their file there. local: the file outside the log."""
         self._log = log
-        self._name = name
+        self.name = name
         self._local = local
         self._disk = disk
         self.wait = wait
@@ -73,7 +73,7 @@ class LearnedLines:
         """The published lines of a log."""
         # The commit first: the file then has all its lines.
         published = published_seq(log)
-        return LineSource(log / self._name, published)
+        return LineSource(log / self.name, published)
 
     def settle(self) -> None:
         """Wait until the log has all lines so far, also of other kinds, and those of the local
@@ -87,9 +87,17 @@ class LearnedLines:
         if self._local.exists():
             self._bring_local(log)
 
-    def append(self, lines: Sequence[bytes], request: str = "") -> None:
-        """Append lines durably, and wait until readers see them. request: id of the move among
-        them, for the error. Raises: UntakenError, OSError."""
+    def append(
+        self,
+        lines: Sequence[bytes],
+        request: str = "",
+        others: Sequence[tuple[str, bytes]] = (),
+    ) -> None:
+        """Append lines durably, and wait until readers see them.
+
+        request: id of the move among them, for the error. others: lines of other kinds for the same
+        commit, by path; none outside a log. Raises: UntakenError, OSError.
+        """
         log = self.in_log
         # Outside a log each line is durable by itself.
         if log is None:
@@ -97,14 +105,14 @@ class LearnedLines:
                 append_durably(self._local, line, self._disk)
             return
         # In a log they wait in the outbox until a commit takes them.
-        outbox.put(log, [(self._name, line) for line in lines], self._disk)
+        outbox.put(log, [*others, *((self.name, line) for line in lines)], self._disk)
         self._deliver(log, request)
 
     def append_soon(self, lines: Sequence[bytes]) -> None:
         """Append lines durably to the log, in a commit that soon follows. Raises: OSError."""
         log = self.in_log
         assert log is not None
-        outbox.put(log, [(self._name, line) for line in lines], self._disk)
+        outbox.put(log, [(self.name, line) for line in lines], self._disk)
         # Without ingest this commits them; else the next `settle` waits for ingest.
         deliver(log, Wait(0), self._disk)
 
@@ -122,7 +130,7 @@ class LearnedLines:
         if strange := [line for line in local if not _is_object(line)]:
             logger.error("lines_left_out", file=str(self._local), number=len(strange))
         if lines := self.missing([line for line in local if _is_object(line)]):
-            outbox.put(log, [(self._name, line) for line in lines], self._disk)
+            outbox.put(log, [(self.name, line) for line in lines], self._disk)
             self._deliver(log, "")
         self._disk.unlink(self._local)
 

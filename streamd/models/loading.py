@@ -13,7 +13,7 @@ from streamd.models.memory.files import MemoryReader
 from streamd.models.memory.memory import Memory
 from streamd.ranks import ALONE, Ranks
 from streamd.registry.manifest import Manifest
-from streamd.registry.registry import Version
+from streamd.registry.stored_versions import Version
 from streamd.schema_change import extends
 
 if TYPE_CHECKING:

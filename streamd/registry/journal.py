@@ -184,12 +184,13 @@ class ModelJournal:
         why: str,
         shadow: str | None = None,
         request: str | None = None,
+        others: Sequence[tuple[str, bytes]] = (),
     ) -> Move:
         """Append a move durably, unless champion and shadow are the same already.
 
         shadow: None keeps the present one; if there is none, the champion becomes it. request: its
-        id; then the move is always appended. "" for none. Raises: UntakenError if the log takes the
-        move only later.
+        id; then the move is always appended. "" for none. others: as of `LearnedLines.append`; they
+        need a move. Raises: UntakenError if the log takes the move only later.
         """
         with self.lock:
             last = self.last()
@@ -207,12 +208,12 @@ class ModelJournal:
                 request=request or ("" if who == TRAINER else uuid.uuid4().hex),
             )
             # The journal is authoritative; after a kill here the aliases lack its last move.
-            self._append(move)
+            self._append(move, others)
             self._write_aliases(move)
             return move
 
-    def _append(self, move: Move) -> None:
-        self._lines.append([move.line()], move.request)
+    def _append(self, move: Move, others: Sequence[tuple[str, bytes]]) -> None:
+        self._lines.append([move.line()], move.request, others)
         # A damaged outbox is set aside without an error.
         if self._lines.in_log is not None and self.last() != move:
             raise UntakenError("The move was damaged on its way into the log.", "repeat it.")

@@ -2,22 +2,21 @@
 is read without pickle."""
 
 import contextlib
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import structlog
 from crc32c import crc32c
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import save
 
 from streamd.errors import VersionError
 from streamd.eventlog.delivery import WAIT, Wait
 from streamd.eventlog.journal.tail import JournalTail
-from streamd.registry.candidate import Candidate, PublishResult, Weights
+from streamd.eventlog.layout import VERSIONS
+from streamd.registry.candidate import Candidate, PublishResult
 from streamd.registry.journal import TRAINER, ModelJournal, Move
 from streamd.registry.manifest import (
     MEMORY,
@@ -26,12 +25,19 @@ from streamd.registry.manifest import (
     learn_alike,
     manifest_of,
     memory_names,
-    read_manifest,
+)
+from streamd.registry.stored_versions import StoredVersions
+from streamd.registry.version_lines import (
+    LoggedVersion,
+    VersionLine,
+    VersionLines,
+    is_there,
+    removals,
 )
 from streamd.settings.log import LogSettings
 from streamd.settings.paths import Paths
 from streamd.settings.tree import Settings
-from streamd.storage import DISK, Disk, ImmutableFile, remove_scratch, write_folder_durably
+from streamd.storage import DISK, Disk, remove_scratch, write_folder_durably
 from streamd.tensors import file_checksum
 
 logger = structlog.get_logger()
@@ -40,23 +46,9 @@ ONE_MACHINE = LogSettings()
 """Settings of a log that no other machine has."""
 DROPPED = ".dropped"
 """Ending of a version's folder that is being removed, so that a kill leaves no half version."""
-NAME = re.compile(r"\d+-\d+(-\d+)?", re.ASCII)
-"""<window end in microseconds>-<event id>, and a number where another version has that name."""
 
 
-@dataclass(frozen=True)
-class Version:
-    """A loaded version: manifest, weights, and the files of its memory at `manifest.edge`.
-
-    `streamd.models.memory.files` reads and checks them.
-    """
-
-    manifest: Manifest
-    weights: Weights
-    memory: tuple[ImmutableFile, ...]
-
-
-class Registry:
+class Registry(StoredVersions):
     """Publishes, names, loads and drops the versions in `models/`.
 
     Safe to use from several processes, each with its own object.
@@ -76,17 +68,15 @@ class Registry:
         self._keep = keep
         self._is_shared = bool(log.name and log.store)
         self._disk = disk
-        self.folder = paths.learned / FOLDER
-        self.folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(paths.learned / FOLDER)
         # Other machines get the moves by the models topic.
         is_in_log = paths.log == paths.learned and not log.name
         self.journal = ModelJournal(self.folder, disk, paths.log if is_in_log else None, wait)
+        # Versions have lines only in a log, so this local file never exists.
+        lines = self.journal.lines_of(VERSIONS, self.folder / ".versions")
+        self.version_lines = VersionLines(lines)
         if log.name and not log.follows:
             self.journal.copy_from(paths.log)
-        self.passed_over: dict[str, str] = {}
-        """Folders that are no versions -> why, as of the last call of `names`."""
-        self._manifests: dict[str, tuple[tuple[int, int], Manifest]] = {}
-        """Manifests read, by name, with inode and time of change of the file each came from."""
 
     @classmethod
     def of(cls, settings: Settings, paths: Paths | None = None, wait: Wait = WAIT) -> "Registry":
@@ -113,13 +103,26 @@ class Registry:
         # The incumbent goes on serving, so the new version is not named champion yet; so does a
         # better rule until there is a champion.
         serving = incumbent or (candidate.better_rule() if self.journal.last() is None else None)
+        manifest = self.manifest(name)
         if serving is not None:
+            self._log_versions([manifest])
             self.prune()
             return PublishResult(name, False, f"{decision.reason}; learned beside {serving}")
-        # Write it durably before the journal names it: a kill between leaves an unused version.
-        self.journal.move("promote", name, TRAINER, decision.reason)
+        # Write it durably before the journal names it: a kill between leaves an unused version,
+        # which the repeated publication finds.
+        with self.journal.lock:
+            line = self.version_lines.beside_a_move(manifest)
+            self.journal.move("promote", name, TRAINER, decision.reason, others=line)
+            self._log_versions([manifest])
         self.prune()
         return PublishResult(name, True, decision.reason)
+
+    def _log_versions(self, manifests: Sequence[Manifest]) -> None:
+        """Append the lines of versions that the log lacks."""
+        with self.journal.lock:
+            known = self.version_lines.versions()
+            lines = [VersionLine.of(m) for m in manifests if m.name not in known]
+            self.version_lines.append(lines)
 
     def _write(self, base: str, candidate: Candidate) -> str:
         """Write a version under the name `base`, with a number if another version has that name.
@@ -191,114 +194,32 @@ class Registry:
         # The trainer's own moves are no news to it.
         return last.champion if last and last.who != TRAINER else None
 
-    def names(self) -> list[str]:
-        """Names of all versions with a readable manifest, oldest first.
-
-        Other folders are skipped, and each is logged once.
-        """
-        readable = []
-        unreadable = {}
-        for path in self.folder.iterdir():
-            if not path.is_dir() or path.name.startswith("."):
-                continue
-            try:
-                self.manifest(path.name)
-            except VersionError as error:
-                unreadable[path.name] = str(error)
-                if path.name not in self.passed_over:
-                    logger.warning("version_passed_over", folder=str(path), error=str(error))
-            else:
-                readable.append(path.name)
-        self.passed_over = unreadable
-        self._manifests = {n: known for n, known in self._manifests.items() if n in readable}
-        # A name begins with the window's end, so numbers in order are times in order.
-        return sorted(readable, key=lambda n: tuple(int(x) for x in n.split("-")))
-
-    def manifest(self, name: str) -> Manifest:
-        """Read a version's manifest. Raises: VersionError if there is no such version, or if this
-        release cannot read it."""
-        path = self.folder / name / "manifest.json"
-        if not NAME.fullmatch(name) or not path.is_file():
-            raise VersionError(
-                f"There is no version {name!r}.", "pick one of `streamd models list`."
-            )
-        # A changed file has another stamp; a missing one has none.
-        stamp = None
-        with contextlib.suppress(OSError):
-            stat = path.stat()
-            stamp = (stat.st_ino, stat.st_mtime_ns)
-        known = self._manifests.get(name)
-        if known is not None and known[0] == stamp:
-            return known[1]
-        manifest = read_manifest(path, name)
-        if stamp is not None:
-            self._manifests[name] = stamp, manifest
-        return manifest
-
-    def load(self, name: str) -> Version:
-        """Load the weights of a version, and name the files of its memory.
-
-        Raises: VersionError if there is none, it has no memory, or it is damaged or not finite.
-        """
-        manifest = self.manifest(name)
-        manifest.model_settings()
-        if not self.is_servable(manifest):
-            raise VersionError(
-                f"Version {name} is kept without its memory, so it cannot serve.",
-                "pick one of `streamd models list` that has its memory.",
-            )
-
-        # Check the checksums first: damaged tensors might still load.
-        try:
-            self.check_files(manifest, ["model.safetensors"])
-            weights = load_file(self.folder / name / "model.safetensors")
-        except (SafetensorError, OSError) as error:
-            raise VersionError(f"Version {name} cannot be read: {error}.", REMOVE) from None
-
-        # A version that is not finite would make every answer NaN.
-        for part, array in weights.items():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise VersionError(
-                    f"Version {name} is not finite in {part}.", "promote another one."
-                )
-        files = [
-            ImmutableFile(self.folder / name / file, manifest.checksums.get(file, ""))
-            for file in memory_names(manifest)
-        ]
-        return Version(manifest, weights, tuple(files))
-
-    def is_servable(self, manifest: Manifest) -> bool:
-        """Whether a version still has its memory; only champion, shadow and the newest keep it."""
-        # The first file is removed first.
-        names = memory_names(manifest)
-        return not names or (self.folder / manifest.name / names[0]).exists()
-
-    def check_files(self, manifest: Manifest, names: Iterable[str] | None = None) -> None:
-        """Check files of a version, by default all that it must have, against the manifest's
-        checksums.
-
-        Raises: VersionError if one differs; OSError if one is missing.
-        """
-        if names is None:
-            memory = memory_names(manifest) if not self.is_servable(manifest) else []
-            names = [name for name in manifest.checksums if name not in memory]
-        for file in names:
-            checksum = manifest.checksums.get(file)
-            if checksum and file_checksum(self.folder / manifest.name / file) != checksum:
-                raise VersionError(
-                    f"{file} of version {manifest.name} differs from its checksum.", REMOVE
-                )
-
     def sweep(self) -> None:
         """Finish the moves of a process that was killed, and remove the partial files of one that
         was killed while it wrote or dropped a version. The trainer calls it at its start."""
-        # The lock is given once the log has all moves.
+        # Versions of an older release, and of the time with other machines, have no lines yet.
+        has_old_moves = (self.folder / "journal.jsonl").exists()
         with self.journal.lock:
-            pass
+            if has_old_moves:
+                gone = [name for name, _ in self.lost_versions()]
+                self.version_lines.append(removals(gone, "version"))
+            else:
+                self._finish_removals()
+            self._log_versions(read_manifests(self))
+        for name, _ in self.lost_versions():
+            logger.error("version_lost", version=name, meaning="its folder is not there any more")
         # Partly written folders end in .tmp, partly dropped ones in DROPPED; both begin with a dot.
         remove_scratch(self.folder, self._disk)
         for path in self.folder.glob(f".*{DROPPED}"):
             self._disk.remove_folder(path)
+
+    def _finish_removals(self) -> None:
+        """Remove the bytes that a killed process left, although the log has their removal."""
+        versions = self.version_lines.versions()
+        self._drop(sorted(self.version_lines.removed.intersection(self.names())))
+        for manifest in read_manifests(self):
+            if manifest.name in versions and not versions[manifest.name].has_memory:
+                self._drop_memory(manifest)
 
     def promote(self, name: str, who: str, why: str, request: str | None = None) -> Move:
         """Make a version champion by hand. request: as of `ModelJournal.move`.
@@ -368,12 +289,28 @@ class Registry:
         """
         with self.journal.lock:
             made = sorted(read_manifests(self), key=lambda m: m.created)
-            old = made[: -self._keep]
-            self._drop([m.name for m in old])
-            kept = self._named() | {name for m in made[-1:] for name in (m.name, m.parent)}
-            for manifest in made[len(old) :]:
+            named = self._named()
+            old = [m.name for m in made[: -self._keep] if m.name not in named]
+            kept = named | {name for m in made[-1:] for name in (m.name, m.parent)}
+            bare = [m for m in made[-self._keep :] if m.name not in kept and self.is_servable(m)]
+            # The log first: bytes that are missing without a line count as lost.
+            # A lost one is forgotten once it would have been removed anyway.
+            oldest = min((m.created for m in made[-self._keep :]), default=math.inf)
+            lost = [n for n, one in self.lost_versions() if one.created < oldest]
+            lines = removals([*old, *lost], "version")
+            self.version_lines.append(lines + removals([m.name for m in bare], "memory"))
+            self._drop(old)
+            for manifest in made[-self._keep :]:
                 if manifest.name not in kept:
                     self._drop_memory(manifest)
+
+    def lost_versions(self) -> list[tuple[str, LoggedVersion]]:
+        """The versions with missing folders, although the log has no removal of them."""
+        logged = self.version_lines.versions().items()
+        missing = [(name, one) for name, one in logged if not is_there(self.folder, name)]
+        # The trainer may have removed one meanwhile, with a line.
+        logged_now = self.version_lines.versions() if missing else {}
+        return [(name, one) for name, one in missing if name in logged_now]
 
     def keep(self, versions: Mapping[str, bool]) -> None:
         """Drop all versions but these, and champion and shadow, as another machine's trainer did.
@@ -407,6 +344,7 @@ class Registry:
         their messages may hold features of edges that a delete just before that event hides."""
         with self.journal.lock:
             stale = {m.name for m in read_manifests(self) if m.first_edge < edge} - self._named()
+            self.version_lines.append(removals(sorted(stale), "version"))
             self._drop(sorted(stale))
         if stale:
             why = "they may contain deleted data; champion and shadow follow once they are replaced"
@@ -444,7 +382,9 @@ def promote_again(registry: Registry, why: str) -> Move:
 
 
 def find_damage(registry: Registry) -> Iterator[tuple[str, str]]:
-    """Yield (name, error) for each damaged version, for `streamd verify`."""
+    """Yield (name, error) for each damaged or lost version, for `streamd verify`."""
+    for name, _ in registry.lost_versions():
+        yield name, "its folder is missing, and the log has no removal of it"
     for path in sorted(registry.folder.iterdir()):
         if path.is_dir() and not path.name.startswith("."):
             try:

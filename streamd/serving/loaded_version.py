@@ -22,7 +22,7 @@ from streamd.models.inference.inference import Inference
 from streamd.models.loading import load_inference
 from streamd.models.memory.files import MemoryReader, read_memory
 from streamd.registry.manifest import Manifest
-from streamd.registry.registry import Version
+from streamd.registry.stored_versions import Version
 from streamd.serving.embeddings import Embeddings
 from streamd.serving.memory_store import MemoryStore
 from streamd.windows import closed_chunks

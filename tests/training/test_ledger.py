@@ -12,7 +12,7 @@ from tests.training.test_trainer import SCHEMA, make, process_all
 ROOM = Path(streamd.training.__file__).parent
 OWNED = {"append_record", "truncate_records", "begin_attempt", "counting_failures", "planned_range",
          "save_checkpoint", "load_checkpoint", "write_hold", "save_facts", "RestartPoint"}
-BEHIND_THE_LEDGER = {"ledger", "attempts", "bootstrap", "checkpoint", "retention_hold"}
+BEHIND_THE_LEDGER = {"ledger", "attempts", "bootstrap", "checkpoint", "retention_hold", "window_records"}
 MOVES = {"publish", "prove", "rollback", "drop_before", "sweep"}
 
 

@@ -15,7 +15,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64
 from streamd.models.loading import load_model
 from streamd.ranks import ALONE, Ranks
-from streamd.registry.registry import Version
+from streamd.registry.stored_versions import Version
 from streamd.training.device_transfer import DeviceTransfer
 from streamd.training.learning_settings import LearningSettings
 from streamd.training.recorder import Recorder
