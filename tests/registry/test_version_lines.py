@@ -1,16 +1,24 @@
 """Versions as lines of the log: bytes that are missing without a line are lost, and said to be."""
 
+import contextlib
 import json
+import random
 import shutil
+import threading
+import time
 from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
 
+from streamd.errors import VersionError
 from streamd.eventlog import line_outbox as outbox
+from streamd.eventlog.delivery import WAIT, Wait
 from streamd.eventlog.journal.changelog_position import CHANGELOG, ChangelogPosition
 from streamd.eventlog.layout import MOVES, VERSIONS
 from streamd.eventlog.upkeep.verify import verify_log
+from streamd.eventlog.writer import LogWriter
+from streamd.events import Schema, empty_batch
 from streamd.registry import Registry
 from streamd.registry.manifest import memory_names
 from streamd.registry.registry import find_damage, read_manifests
@@ -26,9 +34,9 @@ def path(tmp_path):
     return tmp_path
 
 
-def of(path, disk=outbox.DISK, keep=2, **values):
+def of(path, disk=outbox.DISK, keep=2, wait=WAIT, **values):
     chosen = settings(path, **values)
-    return Registry(Paths.of(chosen, "serve"), keep, chosen.log, disk)
+    return Registry(Paths.of(chosen, "serve"), keep, chosen.log, disk, wait)
 
 
 def lines(path, file=VERSIONS):
@@ -129,3 +137,57 @@ def test_versions_that_went_while_other_machines_had_the_log_are_not_lost(path):
         registry.sweep()
     assert not [one for one in logs if one["event"] == "version_lost"]
     check_agrees(registry)
+
+
+@pytest.mark.usefixtures("ingest_asleep")
+def test_trainer_server_and_command_move_and_prune_at_once_while_ingest_commits(path):
+    """Each has objects of its own, as in its own process; ingest alone has the log open."""
+    patient = Wait(60)
+    of(path).publish(candidate(1))
+    log, stop, errors = LogWriter(path, Schema()), threading.Event(), []
+
+    def trainer():
+        registry = of(path, wait=patient)
+        for n in range(2, 12):
+            registry.publish(replace(candidate(n), parent=registry.champion()))
+            if n % 3 == 0:
+                registry.prove(registry.champion(), "as good")
+
+    def operator(seed):
+        rng, registry = random.Random(seed), of(path, wait=patient)
+        while not stop.is_set():
+            with contextlib.suppress(VersionError):
+                if rng.random() < 0.5:
+                    registry.promote(rng.choice(registry.names()), f"operator {seed}", "")
+                else:
+                    registry.rollback(f"operator {seed}", "")
+            time.sleep(0.01)
+
+    def run(work, *args):
+        try:
+            work(*args)
+        except Exception as error:  # noqa: BLE001 - the test shows it
+            errors.append(error)
+
+    learning = threading.Thread(target=run, args=(trainer,))
+    moving = [threading.Thread(target=run, args=(operator, seed)) for seed in (1, 2)]
+    for thread in (learning, *moving):
+        thread.start()
+    n = 0
+    while any(thread.is_alive() for thread in (learning, *moving)):
+        if not learning.is_alive():
+            stop.set()
+        log.commit(empty_batch(Schema()), log.progress, log.watermark + (n := n + 1) % 2)
+        time.sleep(0.001)
+    log.close()
+    assert not errors
+    registry = of(path)
+    check_agrees(registry)
+    made = [line["name"] for line in lines(path) if "removed" not in line]
+    assert made == [f"{n + 10}-{n}" for n in range(1, 12)], "each version has one line"
+    moves = registry.journal.moves()
+    # An operator may promote a version just before the trainer does.
+    assert {move.champion for move in moves if move.action == "promote"} == set(made)
+    assert {"trainer"} < {move.who for move in moves} <= {"trainer", "operator 1", "operator 2"}
+    ids = [move.request for move in moves if move.request]
+    assert len(ids) == len(set(ids)) and outbox.is_empty(path) and verify_log(path)[1] == []
