@@ -45,6 +45,7 @@ def child_of(parent):
     return None
 
 
+@pytest.mark.slow
 def test_a_user_is_erased_on_a_replica_while_its_server_is_killed(members, producer, topic, tmp_path):
     leader, replica = members
     src, dst, when = stream(1600, hours=9)

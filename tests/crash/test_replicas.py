@@ -45,6 +45,7 @@ def three(kafka_home, tmp_path_factory):
             broker.close()
 
 
+@pytest.mark.slow
 def test_a_leader_that_is_killed_and_a_standby_from_nothing_on_one_broker(kafka, tmp_path):
     """The short form: two standbys with all their roles, and the faults that need no further machine."""
     topic = f"t-{uuid.uuid4().hex[:8]}"

@@ -102,7 +102,8 @@ def kill_role(daemon, role):
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [2, 20])
 @pytest.mark.timeout(600)
 def test_a_log_is_extended_in_the_middle_of_a_day_and_the_server_never_stops(tmp_path, kafka, kills):
     rng = random.Random(kills)

@@ -143,6 +143,7 @@ def said(what, seconds):
     print(f"{what}: next window learned after {', '.join(f'{s:.1f}' for s in seconds)} s, load {load:.1f}", flush=True)
 
 
+@pytest.mark.slow
 def test_windows_are_learned_once_although_a_rank_was_killed_three_times(tmp_path, alone):
     moments = ("learning", "rank_joined", "learning")
     assert len(learned_in_spite_of(tmp_path / "log", alone, 2, random.Random(2), moments)) == 3
