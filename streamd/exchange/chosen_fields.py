@@ -39,7 +39,11 @@ def with_first_elements(chosen: Chosen, fields: Fields) -> Chosen:
     known = {inside(path, found[0]): path for path, found in lists if found is not None}
 
     def in_records(path: str) -> str:
-        return path if path in fields.scalars else known.get(path, path)
+        if path in fields.scalars:
+            return path
+        # A name with a dot in it has a backslash before the dot in paths.
+        whole = path.replace(".", "\\.")
+        return whole if whole in fields.scalars else known.get(path, path)
 
     features = chosen.features
     return Chosen(

@@ -300,4 +300,4 @@ def nearest_of(name: str, known: Collection[str], least: float = 0.5) -> str:
     """
     there = f"; there are {first_names(list(known))}" if known else "; there are none"
     close = nearest(name, known, least)
-    return f"{there}; did you mean {close!r}?" if close is not None else there
+    return f"{there}; did you mean '{close}'?" if close is not None else there

@@ -48,10 +48,14 @@ class SettingsFile:
                 "put text with characters such as : or # in quotes, and check the indentation.",
             ) from None
         except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"Settings file {path} cannot be read: {error}.") from None
+            raise SettingsError(
+                f"Settings file {path} cannot be read: {error}.",
+                "check --config or STREAMD_CONFIG; `streamd init` writes a first file.",
+            ) from None
         if not isinstance(content, dict):
             raise SettingsError(
-                f"Settings file {path} must hold a mapping, not a {type(content).__name__}."
+                f"Settings file {path} must hold a mapping, not a {type(content).__name__}.",
+                "write `section: {setting: value}`.",
             )
         self.content: dict[Any, Any] = content
         self.repeated = loader.repeated

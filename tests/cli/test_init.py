@@ -271,3 +271,12 @@ def test_no_record_breaks_the_file_that_is_written(record):
     text = settings_text(SampledTopic(broker="b:1", topic="t", sample="x\ny"), guessed)
     loaded = yaml.safe_load(text)
     assert set(loaded) == {"kafka", "sources"} | ({"graph"} & set(guessed.tree)) and loaded["sources"] == guessed.tree["sources"]
+
+
+@pytest.mark.parametrize("given", ["user.id", "user\\.id"])
+def test_a_field_with_a_dot_in_its_name_may_be_given_as_it_is_written(tmp_path, given):
+    (tmp_path / "r.ndjson").write_text("".join(json.dumps({"user.id": n % 3, "item": f"i{n % 4}", "ts": "2026-11-22T10:00:00Z"}) + "\n" for n in range(9)))
+    done = invoke(tmp_path, "--topic", "t", "--sample", tmp_path / "r.ndjson", "--src", given)
+    assert done.exit_code == 0 and "src: user\\.id" in (tmp_path / "settings.yaml").read_text(), done.output
+    (tmp_path / "settings.yaml").unlink()
+    assert "did you mean 'user\\.id'" in str(invoke(tmp_path, "--topic", "t", "--sample", tmp_path / "r.ndjson", "--src", "user.ids").exception)

@@ -494,7 +494,7 @@ def test_a_log_of_several_edge_sets_has_a_row_for_each(browser, served, monkeypa
     page = opened(browser, served)
     page.wait_for_selector("#sets td")
     rows = page.locator("#sets tr").all_inner_texts()
-    assert rows[1].split("\t") == ["views", f"{30 * len(records)}\nagainst 7.5 others\n", "75.0 %", "-", "0.500", "0.550 partners + popularity", "0.500"]
+    assert rows[1].split("\t") == ["views", f"{30 * len(records)}\nagainst 7.5 others\n", "75.0 %", "-", "0.500", "0.550 partners + popularity", "0.500\nrule 0.550"]
     assert rows[2].split("\t")[:4] == ["b<i>uys", f"{10 * len(records)}", "25.0 %", "40.0 %"]
     assert page.locator("#sets td.bad").count() == 4, "below the rule in both sets, and in their newest windows"
     close(page, served)

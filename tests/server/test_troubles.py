@@ -43,7 +43,7 @@ def test_a_machine_that_is_well_has_none_though_idle_or_busy_for_a_while():
     ("train", beat("train", age=100, silent=100), "train has sent no heartbeat for 2 min", True),
     ("train", beat("train", age=12, silent=12), "train has sent no heartbeat for 12 s: after 60 s it is killed and restarted", True),
     ("train", beat("train", age=80, silent=1), "train hangs: its loop has not turned for 80 s", True),
-    ("train", beat("train", age=30, silent=30, exists=False), "train ended 30 s ago and is not back", True),
+    ("train", beat("train", age=30, silent=30, exists=False), "train ended and is not back: its last heartbeat was 30 s ago", True),
     ("train", beat("train", "refused", exists=False, why="another cluster"), "train refused its data 0 s ago: another cluster", True),
     ("train", None, "train never ran", True),
     ("ingest", beat(state="connecting", unanswered_seconds=95.0, answers=False, why="No broker answers"),

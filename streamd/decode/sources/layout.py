@@ -288,7 +288,11 @@ class Layout:
         if rule.time is not None and self._times is not None:
             return self._times.one(rule.time.of(row), rule.time.words)
         if stamp_us < 0:
-            raise BadEvent("bad_time", "the record has no timestamp in ms")
+            raise BadEvent(
+                "bad_time",
+                "the record has no timestamp in ms, which `time: record` asks for; rows of a file "
+                "have none: map a field of times",
+            )
         return stamp_us
 
 

@@ -22,6 +22,8 @@ MAX_LOGGED = 10
 """Maximum number of letters of one reason that a process logs: a producer of invalid events only
 would fill the log."""
 
+MAX_ERRORS = 1_000
+"""Maximum different errors that are counted."""
 MAX_ERROR = 200
 """Characters of an error that are logged or shown: it may hold a value of the event."""
 
@@ -42,8 +44,8 @@ class LetterWriter:
         self._mapped = mapped
         self.num_letters = 0
         self._num_records = 0
-        self._newest: dict[str, str] = {}
-        """Reason -> the newest error, cut to MAX_ERROR characters."""
+        self._errors: Counter[str] = Counter()
+        """Number of each of the first MAX_ERRORS errors, cut to MAX_ERROR characters."""
         self._counts: Counter[str] = Counter()
         self._begun = clock.monotonic()
         self._clock = clock
@@ -71,14 +73,14 @@ class LetterWriter:
 
     def summary(self) -> dict[str, Any]:
         """Fields of the heartbeat, counted since the start of this process: seconds, records read,
-        letters, and the newest error of the most frequent reason, empty without letters."""
-        reasons = self._counts.most_common(2)
-        newest = self._newest[reasons[0][0]] if reasons else ""
+        letters, and the most frequent error, empty without letters."""
+        errors = self._errors.most_common(2)
+        mostly = errors[0][0] if errors else ""
         return {
             "reading_seconds": self._clock.monotonic() - self._begun,
             "records": self._num_records,
             "dead_letters": self.num_letters,
-            "refused_mostly": f"most often {newest}" if len(reasons) > 1 else newest,
+            "refused_mostly": f"most often {mostly}" if len(errors) > 1 else mostly,
         }
 
     def forget(self, positions: Sequence[Position]) -> None:
@@ -135,7 +137,9 @@ class LetterWriter:
         # Count every letter, but log only the first few of each reason.
         self.num_letters += 1
         self._counts[letter.reason] += 1
-        self._newest[letter.reason] = letter.error[:MAX_ERROR]
+        error = letter.error[:MAX_ERROR]
+        if error in self._errors or len(self._errors) < MAX_ERRORS:
+            self._errors[error] += 1
         metrics.dead_letters.labels(letter.reason).inc()
         if self._counts[letter.reason] <= MAX_LOGGED:
             logger.warning(
@@ -145,7 +149,7 @@ class LetterWriter:
                 offset=letter.offset,
                 index=letter.index,
                 reason=letter.reason,
-                error=letter.error[:MAX_ERROR],
+                error=error,
             )
         if self._counts[letter.reason] == MAX_LOGGED:
             logger.warning(

@@ -119,7 +119,8 @@ def _of_roles(facts: MachineFacts) -> Iterator[Trouble]:
             why = beat.detail.get("why", "see its log")
             yield Trouble(text=f"{name} refused its data {_age(beat.age_seconds)} ago: {why}")
         elif not beat.exists:
-            yield Trouble(text=f"{name} ended {_age(silent)} ago and is not back", detail=doing)
+            text = f"{name} ended and is not back: its last heartbeat was {_age(silent)} ago"
+            yield Trouble(text=text, detail=doing)
         elif silent >= UNSEEN_SECONDS:
             text = f"{name} has sent no heartbeat for {_age(silent)}"
             if silent < STALLED_SECONDS:
