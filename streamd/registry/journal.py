@@ -7,6 +7,7 @@ that all machines know, which servers follow. `aliases.json` repeats the last mo
 """
 
 import contextlib
+import math
 import os
 import time
 import uuid
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 import structlog
+from filelock import Timeout
 
 from streamd.errors import UntakenError
 from streamd.eventlog import line_outbox as outbox
@@ -104,7 +106,16 @@ class ModelJournal:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        with self.file_lock:
+        # The trainer has the lock while it waits for ingest: others must not wait as long.
+        seconds = self.wait.seconds if self._lines.in_log is not None else math.inf
+        try:
+            acquired = self.file_lock.acquire(None if math.isinf(seconds) else seconds)
+        except Timeout:
+            raise UntakenError(
+                "Another process holds models/.lock: it moves the champion, or waits for ingest.",
+                "try again; if that lasts, find the reason in the log of ingest.",
+            ) from None
+        with acquired:
             self._lines.settle()
             yield
 

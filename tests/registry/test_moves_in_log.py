@@ -105,6 +105,27 @@ def test_a_move_that_ingest_does_not_take_in_time_is_named_and_made_later_before
         registry.rollback("operator", "again")
 
 
+@pytest.mark.usefixtures("ingest_asleep")
+def test_an_operator_is_answered_while_the_trainer_waits_for_ingest(path):
+    for n in (1, 2):
+        of(path).publish(candidate(n))
+    log, waits = LogWriter(path, Schema()), []
+    trainer = of(path, wait=Wait(60, lambda: waits.append(True)))
+    publishing = threading.Thread(target=trainer.publish, args=(candidate(3),))
+    publishing.start()
+    while not waits:
+        pass
+    with pytest.raises(UntakenError, match=r"holds models/\.lock"):
+        of(path).rollback("operator", "worse")
+    log.show_acknowledged()
+    while publishing.is_alive():
+        log.show_acknowledged()
+    publishing.join()
+    log.close()
+    of(path).rollback("operator", "worse")
+    assert champions(of(path))[-2:] == [("promote", "13-3"), ("rollback", "11-1")]
+
+
 def test_a_full_disk_keeps_a_move_waiting_and_it_is_made_once_there_is_room(path):
     for n in (1, 2):
         of(path).publish(candidate(n))

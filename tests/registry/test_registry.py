@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from structlog.testing import capture_logs
 
-from streamd.errors import VersionError
+from streamd.errors import UntakenError, VersionError
+from streamd.eventlog.delivery import Wait
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Schema
 from streamd.registry import Registry
@@ -291,6 +292,7 @@ def test_champion_and_shadow_are_there_whatever_another_process_does_between_two
         ours, other = (Registry.of(settings(path, registry__keep=2)) for _ in range(2))
         for n in (1, 2, 3):
             ours.publish(replace(candidate(n), parent="12-2" if n == 3 else ""))
+        other.journal.wait = Wait(0)
         other.journal.file_lock = FileLock(ours.folder / MOVES, timeout=0)
         waits, reads = [], itertools.count()
 
@@ -304,7 +306,7 @@ def test_champion_and_shadow_are_there_whatever_another_process_does_between_two
                 if next(reads) == point:
                     try:
                         act()
-                    except Timeout:
+                    except UntakenError:
                         waits.append(act)
                 return out
             return hooked
