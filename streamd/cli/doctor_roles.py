@@ -80,7 +80,9 @@ def roles(settings: Settings) -> str:
         runs = beat.state if beat is not None and _shows_state(beat) else "does not run"
         holding = f", holds the log from event {holds[name].edge:,}" if name in holds else ""
         lines.append(f"{name}: {runs}{holding}")
-    return "; ".join(lines) or "none has run here"
+    text = "; ".join(lines) or "none has run here"
+    # The check of troubles has the reason of a refusal.
+    return Doubts(text) if any(b.state == REFUSED_STATE for b in beats.values()) else text
 
 
 def _shows_state(beat: Beat) -> bool:

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamd.decode.error_texts import foreign
+from streamd.decode.headers import content_of
 from streamd.decode.plain_values import as_id
 from streamd.decode.sources.cloudevents import ATTRIBUTE
 from streamd.decode.sources.paths import open_text, parsed
 from streamd.decode.sources.registry_framing import ID_HEADER
 from streamd.decode.sources.unsent_values import UnsentValue
+from streamd.decode.wire import OWN_EVENT
 from streamd.errors import BadEvent, SettingsError
 from streamd.settings.sources import NO_NAME, UNAVAILABLE
 
@@ -213,6 +215,10 @@ def objects_of(records: Sequence[Any], doubts: list[str]) -> tuple[list[dict[str
     for record in records:
         if record.value is None:
             others["a null value"] += 1
+            continue
+        # `streamd erase` sends deletes to topics of other records.
+        if content_of(record.headers or ()) == OWN_EVENT:
+            others["an event of streamd's own, which needs no source"] += 1
             continue
         try:
             value = parsed(record.value)

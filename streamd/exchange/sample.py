@@ -20,6 +20,7 @@ from streamd.decode.decoder import make_decoder
 from streamd.decode.encoded_decimals import doubt_of_decimals
 from streamd.decode.rounding import Rounded
 from streamd.decode.sources.formats import make_format
+from streamd.decode.sources.paths import open_text, parsed
 from streamd.errors import BadEvent, KafkaError, SettingsError
 from streamd.eventlog.odd_keys import OddKeys, count_copies, odd_keys, placeholder_ids
 from streamd.events import DELETE, EDGE, LABEL, NODE, Key, Schema, split_key
@@ -44,6 +45,8 @@ NOW = (
     "those of this command, as if the rows were sent to Kafka now. `streamd import` and `streamd "
     "backtest` refuse such rows; map a column of times for them."
 )
+LISTS = ("features", "target")
+"""Columns of streamd's own events whose cells in a table are JSON lists."""
 WORDS = {EDGE: "edge", NODE: "node", LABEL: "label", DELETE: "delete"}
 
 
@@ -95,11 +98,24 @@ def read_sample(settings: Settings, name: str, count: int, clock: Clock, topic: 
         if any(source.time == "record" for source in sources):
             doubts.append(NOW.format(file=name))
     else:
-        all_rows = read_rows(file)
+        all_rows = ((n, _with_lists(value)) for n, value in read_rows(file))
     # A row of a file has no timestamp; Kafka would add one when it is sent.
     now_ms = clock.now_us() // 1000
     records = [FileRow(offset=n, value=v, timestamp=now_ms) for n, v in islice(all_rows, count)]
     return Sample(topic, {0: records}, tuple(doubts))
+
+
+def _with_lists(value: bytes) -> bytes:
+    """A row of streamd's own events, with lists in the cells of a table as lists."""
+    try:
+        row = parsed(value)
+    except BadEvent:
+        # The decoder gives the reason.
+        return value
+    if type(row) is not dict:
+        return value
+    opened = {name: open_text(row[name]) for name in LISTS if type(row.get(name)) is str}
+    return encode(row | opened) if opened else value
 
 
 def as_json_rows(settings: Settings, sample: Sample) -> tuple[list[Any], str]:

@@ -44,7 +44,10 @@ def nearest_key(name: str, known: Collection[str], separator: str) -> str | None
     for one in known:
         by_last.setdefault(one.rsplit(separator, 1)[-1], []).append(one)
     if last in by_last:
-        return by_last[last][0]
+        # The section may be misspelled, or another one.
+        sections = [one[: -len(last)] for one in by_last[last]]
+        close = difflib.get_close_matches(name[: -len(last)], sections, 1, 0.8)
+        return f"{close[0]}{last}" if close else by_last[last][0]
 
     # A longer name: in the same section, otherwise the only one in any.
     section = name[: len(name) - len(last)]

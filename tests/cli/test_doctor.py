@@ -163,6 +163,7 @@ def test_what_heartbeats_have_of_a_page_without_a_server_is_bad_while_a_role_run
     assert check.result[0] == "look" and check.seen == "ingest refused its data 0 s ago: another cluster"
     Heartbeat(tmp_path, "train").touch("waiting")
     assert not run_check("troubles", s).good and "ingest: refused" in run_check("roles", s).seen
+    assert run_check("roles", s).result[0] == "look"
 
     Heartbeat(tmp_path, "ingest").touch("topic missing", missing_topics=["rides"], missing_seconds=90.0, was_read=True)
     check = run_check("troubles", s)

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from streamd.decode.wire import OWN_EVENT
 from streamd.errors import SettingsError
 from streamd.exchange.chosen_fields import Chosen
 from streamd.exchange.event_files import EventFile
@@ -345,6 +346,14 @@ def test_what_a_key_cannot_be_is_doubted():
             return row | {"at": S0 + i} | ({"item": i % 9 if i % 2 else f"{i % 9}"} if shape.get("item") == "mixed" else {})
         doubts = guess("t", rows(value), NOW_US, chosen=Chosen(dst="b" if "b" in shape else "")).doubts
         assert any(words in doubt for doubt in doubts), (words, doubts)
+
+
+def test_deletes_that_streamd_sent_to_the_topic_are_no_change_stream():
+    sent = rows(lambda i: {"user": i % 7, "item": i % 9, "ts": (S0 + i) * 1000})
+    delete = Record(json.dumps({"type": "delete", "node": "3"}).encode(), len(sent), headers=(("content-type", OWN_EVENT.encode()),))
+    guessed = guess("t", [*sent, delete], NOW_US)
+    assert "where" not in guessed.source and guessed.source["fields"]["dst"] == "item"
+    assert f"1 of {len(sent) + 1} records: an event of streamd's own, which needs no source" in guessed.doubts
 
 
 def test_fields_that_become_no_features_are_named_with_the_reason():

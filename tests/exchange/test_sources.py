@@ -166,6 +166,13 @@ def test_check_of_records_without_a_source_says_so_once(config, clicks):
     assert "this file has no source, so its records were read as streamd's own events; there are sources of clicks, buys" in done.output
 
 
+def test_check_reads_lists_in_the_cells_of_a_table_as_import_does(tmp_path):
+    (tmp_path / "s.yaml").write_text("stream: {edge_feature_dim: 2, time_unit: us}\n")
+    (tmp_path / "t.csv").write_text('src,dst,time,features\n1,2,5,"[0.5, 2]"\n1,3,6,"[1, 0]"\n')
+    done = invoke("sources", "check", tmp_path / "t.csv", "--config", tmp_path / "s.yaml")
+    assert done.exit_code == 0 and "2 records: 2 edges; 0 skipped; 0 refused" in done.output, done.output
+
+
 def test_what_comes_from_outside_cannot_spoil_the_terminal(config, tmp_path):
     (tmp_path / "t.ndjson").write_text(json.dumps(click(item={"id": "\x1b[2J"})) + "\n" + json.dumps({"\x1b[2J": 1, "id\x1b": "\x1b"}) + "\n")
     for command in ("check", "guess"):

@@ -36,7 +36,8 @@ def each_is_a_line(text):
 
 
 @pytest.mark.parametrize(("yaml", "environ", "says"), [
-    ("trainin: {}", {}, "trainin"), ("training: {epoch: 1}", {}, "did you mean 'training.epochs'"), ("model: {epochs: 1}", {}, "did you mean 'training.epochs'"), ("", {"STREAMD_MODEL__EPOCHS": "3"}, "did you mean STREAMD_TRAINING__EPOCHS"), ("data_dir: 7", {}, "must be a path, as text, got 7"),
+    ("trainin: {}", {}, "trainin"), ("training: {epoch: 1}", {}, "did you mean 'training.epochs'"), ("model: {epochs: 1}", {}, "did you mean 'training.epochs'"), ("", {"STREAMD_MODEL__EPOCHS": "3"}, "did you mean STREAMD_TRAINING__EPOCHS"),
+    ("", {"STREAMD_MODELL__NAME": "pair"}, "did you mean STREAMD_MODEL__NAME"), ("data_dir: 7", {}, "must be a path, as text, got 7"),
     ("training: 5", {}, "Setting training .*mapping"), ("training: {epochs: 0}", {}, r"Setting training\.epochs .*greater than 0"), ("[1]", {}, "mapping"),
     ("a: b: c", {}, r"s\.yaml cannot be read: line 1, column 5: mapping values are not allowed here, after 'a: b'\. Operator action: put text"),
     ("kafka:\n  topics: [a, b\nserver: {port: 1}", {}, r"line 3, column 7: expected ',' or ']', but got ':' while parsing a flow sequence from line 2, after 'server'"),
