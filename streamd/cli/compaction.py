@@ -135,6 +135,7 @@ def _show_progress(data_dir: Path, request: int, late: dict[str, int], line: Pro
     process."""
     beat = read_beat(data_dir, COMPACT)
     if late:
-        line.wait(f"waiting for {', '.join(late)}", min(late.values()), request, "events")
+        # No percentage: a role may wait for windows, which no progress brings nearer.
+        line.wait(f"waiting for {', '.join(late)}")
     elif beat is not None and beat.detail["wish"] == request:
         line.of(REWRITING, beat.detail["passed"], beat.detail["total"], "segments")

@@ -156,7 +156,7 @@ def deadletter_replay(
             typer.confirm(question, abort=True)
     send(settings, chosen)
 
-    left_out = f"{len(doubtful):,} are late or may be, " if in_time else ""
+    left_out = f"{len(doubtful):,} left out as late or perhaps late, " if in_time else ""
     _print_counts(settings, chosen, left_out)
     _print_absent_topics(topic, chosen.topics)
 

@@ -97,7 +97,7 @@ def troubles(settings: Settings) -> str:
     found = _of_servers(beats) or _of_heartbeats(settings, beats)
     if not found:
         return "none" if is_running else "none; no role runs here"
-    seen = "; ".join(text for text, _ in found)
+    seen = "; ".join(text.rstrip(".") for text, _ in found)
 
     # The next start reads other settings, or a topic that was mended: `positions` checks them.
     if is_running and any(is_bad for _, is_bad in found):

@@ -46,7 +46,7 @@ NOW = (
     "backtest` refuse such rows; map a column of times for them."
 )
 LISTS = ("features", "target")
-"""Columns of streamd's own events whose cells in a table are JSON lists."""
+"""Columns of streamd's own events that a table has as JSON lists."""
 WORDS = {EDGE: "edge", NODE: "node", LABEL: "label", DELETE: "delete"}
 
 

@@ -397,6 +397,9 @@ class Trainer:
         self.nightly.drop_before(compaction_request)
         if compaction_request is None or not self.contest.shadow_is_older:
             return
+        # An operator may have rolled back from this very version: the next window decides.
+        if self.contest.has_move_to_follow:
+            return
         if self.position.window_event >= compaction_request > self._ledger.oldest_window():
             proof = self.contest.renew_shadow(
                 "compaction was requested; the older shadow may hold deleted data"

@@ -75,7 +75,7 @@ def notes(figures: TrialFigures) -> list[str]:
     # Without this sentence, all records count.
     if figures.reasons:
         counts = ", ".join(f"{number:,} {reason}" for reason, number in figures.reasons.items())
-        found.append(f"Not counted: {counts}.")
+        found.append(f"Records and events that are not counted: {counts}.")
     return found
 
 

@@ -84,7 +84,7 @@ def test_letters_in_time_are_sent_without_a_question(world, outbox):
     assert asked.exit_code == 1 and not outbox.sent, "these two would come back, so without a terminal nothing is sent"
     done = replay(world, "--in-time", "--yes")
     assert done.exit_code == 0 and len(outbox.sent) == 2, done.output
-    assert "2 sent, 2 are late or may be, 0 were sent before" in done.output
+    assert "2 sent, 2 left out as late or perhaps late, 0 were sent before" in done.output
     assert "2 of 2 dead letters to send will be refused again." in done.output and "--in-time leaves out 2 dead letters." in done.output
     assert replay(world, "--reason", "bad_key").exit_code == 0, "no late one is left: nothing is asked"
 

@@ -206,6 +206,20 @@ def test_a_shadow_that_compaction_takes_away_between_windows_is_not_missed_by_a_
         assert torch.equal(tensor, again.learner.model.state_dict()[name])
 
 
+def test_a_compaction_proves_no_version_that_an_operator_rolled_back_from(tmp_path, monkeypatch):
+    write_log(tmp_path, *stream(500), SCHEMA, watermark=100 * HOUR)
+    trainer, registry, _ = make(tmp_path)
+    process_all(trainer)
+    old, rejected = registry.shadow(), registry.champion()
+    registry.rollback("operator", "worse")
+    ask_to_compact(tmp_path, registry.manifest(old).edge)
+    monkeypatch.setattr(ledger, "HOLD_SECONDS", 0)
+    trainer.run(StopAfterOneLook())
+    assert registry.champion() == registry.shadow() == old != rejected
+    with pytest.raises(VersionError, match="no version to roll back to"):
+        registry.rollback("operator", "again")
+
+
 def test_a_champion_that_is_worse_is_rolled_back_and_the_trainer_goes_on_from_the_proven_one(tmp_path, monkeypatch):
     write_log(tmp_path, *stream(1200, hours=12), SCHEMA, watermark=100 * HOUR)
     trainer, registry, _ = make(tmp_path, registry__gate_events=150, training__learning_rate=0.01)

@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, HTTPException, Path
 from pydantic import BaseModel, Field
 
+from streamd.errors import SettingsError
 from streamd.server.http.query_names import refuse_unknown_parameters
 from streamd.server.state import State, require_admin_key, require_key
 from streamd.server.v1.bodies import nodes_of
@@ -79,6 +80,13 @@ def erase(body: EraseRequest, state: State) -> ErasureResponse:
     if body.topic and body.topic not in settings.kafka.topics:
         names = ", ".join(settings.kafka.topics)
         raise HTTPException(422, f"ingest does not read topic {body.topic!r}; it reads {names}")
+    # Imported here: a server needs Kafka's client for nothing else.
+    from streamd.ingest.delete_events import topic_for_deletes
+
+    try:
+        topic_for_deletes(settings.kafka, settings.sources, body.topic)
+    except SettingsError as error:
+        raise HTTPException(422, str(error)) from None
     requests = ErasureRequests(settings.data_dir)
     # Each open request is a file, and is checked once a second.
     if requests.num_open >= MAX_OPEN:

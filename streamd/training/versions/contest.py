@@ -204,6 +204,12 @@ class Contest:
 
     # Moves by an operator
 
+    @property
+    def has_move_to_follow(self) -> bool:
+        """Whether an operator moved the champion since the newest window."""
+        champion = self._ranks.broadcast(self._versions.moved_by_hand())
+        return champion is not None and champion not in (self.version, self.incumbent_name)
+
     def follow(self, edge: int) -> Shadow | None:
         """Follow the champion if an operator moved it.
 
