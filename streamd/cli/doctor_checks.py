@@ -80,9 +80,10 @@ def _broker(settings: Settings) -> str:
 
     topics, _ = ask_broker(settings)
     if topics.missing:
-        raise StreamdError(
-            "; ".join(missing_topic(t, settings.kafka.bootstrap_servers) for t in topics.missing)
-        )
+        # A topic that is created again needs another setting too.
+        read = doctor_roles.topics_read(settings)
+        servers = settings.kafka.bootstrap_servers
+        raise StreamdError("; ".join(missing_topic(t, servers, t in read) for t in topics.missing))
 
     # The id of librdkafka's mock cluster begins so.
     stand_in = (

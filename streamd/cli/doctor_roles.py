@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from streamd.cli.doctor_log import Doubts
 from streamd.errors import DataLossError, KafkaError, StreamdError
@@ -59,6 +59,18 @@ def positions(settings: Settings) -> str:
     finally:
         source.close()
     return "Kafka has the records after those of the log"
+
+
+def topics_read(settings: Settings) -> Collection[str]:
+    """The topics with records in the log; none if the log cannot be read."""
+    from streamd.eventlog.recovery import last_state
+
+    if not (settings.data_dir / "journal").is_dir():
+        return ()
+    try:
+        return last_state(settings.data_dir, schema_of(settings)).progress.positions
+    except StreamdError:
+        return ()
 
 
 def roles(settings: Settings) -> str:

@@ -25,7 +25,7 @@ from streamd.exchange.produce import Outgoing
 from streamd.exchange.published import Published, add_published_source, find_data_set
 from streamd.exchange.sorting import TimedRow, sort_rows
 from streamd.exchange.tables import Columns, read_first, without_nan
-from streamd.exchange.text_files import Row
+from streamd.exchange.text_files import NAME_COLUMNS, Row
 from streamd.exchange.times import UNIT_OPTION, Misfit
 from streamd.ingest.order.batch_builder import as_json
 from streamd.number_texts import count_noun
@@ -42,6 +42,10 @@ from streamd.settings.sources import (
 
 KEYS = ("src", "dst", "node", "id")
 """Fields of events that are keys."""
+SOURCE_COLUMNS = (
+    "rename the columns, or correct the paths in the source of {topic}, which names them; add "
+    "--no-header if the file has no names."
+)
 TYPE_HINT = "write type: text with the key's path in the source."
 
 
@@ -77,7 +81,13 @@ def rows_of_sources(
         # The data set's form has all other columns.
         wanted = [name for s in sources if s.fields is not None for name in s.fields.features]
     rows = _rows_as_json(file, wanted, sources, _times_of(sources, unit), doubt, published)
-    return read_first(rows)
+    try:
+        return read_first(rows)
+    except SettingsError as error:
+        # The source names the columns, so no option may.
+        if NAME_COLUMNS not in str(error):
+            raise
+        raise SettingsError(error.problem, SOURCE_COLUMNS.format(topic=sources[0].topic)) from None
 
 
 def read_rows(file: EventFile) -> Iterator[tuple[int, bytes]]:

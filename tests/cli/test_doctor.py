@@ -224,3 +224,12 @@ def test_ranks_of_torchrun_that_share_its_store_are_bad(tmp_path, monkeypatch):
     assert not check.good and "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in check.seen
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     assert run_check("ranks", settings(tmp_path)).good
+
+
+def test_a_deleted_topic_is_not_to_be_created_again_without_the_setting_that_accepts_it(tmp_path, monkeypatch):
+    s = settings(tmp_path, kafka__topics=["rides", "new"])
+    write_log(tmp_path, *stream(20))
+    monkeypatch.setattr(doctor_roles, "topics_read", lambda settings: {"rides": {}})
+    monkeypatch.setattr(doctor, "ask_broker", lambda settings: (SimpleNamespace(missing=("rides", "new")), None))
+    seen = run_check("broker", s).seen
+    assert "'rides' no longer exists" in seen and "set ingest.on_data_loss: continue; topic 'new' does not exist" in seen

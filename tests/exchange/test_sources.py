@@ -340,6 +340,7 @@ def test_a_table_without_a_column_of_its_source_is_refused(tmp_path, monkeypatch
              "import": ("tguf", "import", tmp_path / name, "--source", "clicks", "--data-dir", tmp_path / "log")}[command]
     done = invoke(*words, "--config", tmp_path / "s.yaml")
     assert f"{name}: no column 'kind'; there are user_id, item, ts, knid, dwell, pay; did you mean 'knid'" in str(done.exception)
+    assert "rename the columns, or correct the paths in the source of clicks" in str(done.exception) and "--src" not in str(done.exception)
     assert not (tmp_path / "log").exists()
 
 
