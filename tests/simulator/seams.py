@@ -18,7 +18,7 @@ import uuid
 from pathlib import Path
 
 import structlog
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 # Roles import these where they begin; all must be there before the seams are looked for.
 import streamd.decode.decoder
@@ -130,13 +130,27 @@ class FolderLock:
         self._scheduler, self._state = world.scheduler, world.folder_locks.setdefault(str(path), {"owner": None, "depth": 0, "waiters": []})
 
     def __enter__(self):
-        state, task = self._state, self._scheduler.current
-        while task is not None and state["owner"] not in (None, task):
-            self._scheduler.wait(state["waiters"], None, "folder lock")
-        state["owner"], state["depth"] = task, state["depth"] + 1
+        self.acquire()
         return self
 
     def __exit__(self, *_):
+        self.release()
+
+    def acquire(self, timeout=None):
+        """Gives a context that releases it."""
+        state, task = self._state, self._scheduler.current
+        until = None if timeout is None else self._scheduler.now + timeout
+        while task is not None and state["owner"] not in (None, task):
+            left = None if until is None else until - self._scheduler.now
+            if left is not None and left <= 0:
+                raise Timeout("a folder lock")
+            self._scheduler.wait(state["waiters"], left, "folder lock")
+        state["owner"], state["depth"] = task, state["depth"] + 1
+        released = contextlib.ExitStack()
+        released.callback(self.release)
+        return released
+
+    def release(self):
         state = self._state
         state["depth"] -= 1
         if not state["depth"]:
