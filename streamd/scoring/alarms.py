@@ -14,7 +14,12 @@ import structlog
 from streamd.eventlog.log_changes import Changes
 from streamd.graph.facts.groups import group_words
 from streamd.roles import SCORE, make_folder
-from streamd.scoring.rarity import MIN_EVENTS, RarityCalibration, StoredRarity
+from streamd.scoring.rarity import (
+    MIN_EVENTS,
+    RarityCalibration,
+    StoredRarity,
+    counted_surprises,
+)
 from streamd.scoring.scorer import Scored
 from streamd.settings.server import ServerSettings
 from streamd.storage import write_durably
@@ -115,7 +120,10 @@ class Alarms:
         # An event that is scored again is not a further event of the day.
         if record.event >= self._rarity.next_event:
             self._times.append(record.time_us)
-        rarity = self._rarity.rate(record.event, record.edge_set, scored.src, scored.surprise)
+        counts = counted_surprises(scored.facts_F)
+        rarity = self._rarity.rate(
+            record.event, record.edge_set, scored.src, scored.surprise, counts
+        )
         record = replace(record, surprise=rarity.surprise, p_value=rarity.p_value)
         scored = scored._replace(record=record)
         if rarity.p_value is None:

@@ -1,21 +1,26 @@
 """How rare an event is among the newest events of its edge set: a p-value by conformal prediction.
 
 An event's *surprise* is -log of the model's probability of its destination among its candidates.
-The p-value compares the surprise, and its excess over the source's usual surprise, with those of
-the newest events. If the newest events are exchangeable, P(p <= a) = a for every a and any model:
-Vovk, Gammerman, Shafer, "Algorithmic Learning in a Random World", 2005, chapter 2 (smoothed
+Two further values count: -log of the destination's share of all events, and of the pair's share of
+the source's events. Each is compared with those of the newest events, which gives a p-value; their
+product is compared once more (Fisher, "Statistical Methods for Research Workers", 1925, combines
+p-values by it). A surprise alone misses rare destinations: it is relative to 100 others, most of
+which are as unlikely. If the newest events are exchangeable, P(p <= a) = a for every a and any
+model: Vovk, Gammerman, Shafer, "Algorithmic Learning in a Random World", 2005, chapter 2 (smoothed
 conformal predictors). Under drift it holds as far as the newest MAX_KEPT events resemble the next.
 """
 
+import math
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from streamd.events import Float32, Int64
+from streamd.graph.facts.columns import FactColumn
 from streamd.graph.negatives import hashes
 
 MIN_EVENTS = 1_000
@@ -38,6 +43,15 @@ def surprise(score_C: Float32) -> float:
     scores = score_C.astype(np.float64)
     top = scores.max()
     return float(np.log(np.exp(scores - top).sum()) + top - scores[0])
+
+
+def counted_surprises(facts_F: Float32) -> tuple[float, float]:
+    """-log of the destination's share of all events, decayed, and of the pair's share of the
+    source's events, which for a new pair is that of one event by the first share. facts_F: of the
+    pair before the event."""
+    share = float(facts_F[FactColumn.LOG_SHARE_5])
+    met = float(facts_F[FactColumn.LOG_PAIR_SHARE]) if facts_F[FactColumn.MET] else -np.inf
+    return -share, -float(np.logaddexp(met, share - facts_F[FactColumn.LOG_SOURCE_EVENTS]))
 
 
 class NewestValues:
@@ -90,8 +104,9 @@ class Rarity:
 class _OfSet:
     """The newest events of an edge set.
 
-    surprises, excesses: values of the events. rarest: minus the smaller p-value of the two; an
-    event's p-value compares it once more, since the smaller of two p-values is not uniform.
+    surprises, excesses: values of the events. counts: of `counted_surprises`, each in a list.
+    rarest: minus the log of the product of p-values; an event's p-value compares it once more,
+    since that is not uniform.
     """
 
     def __init__(
@@ -99,10 +114,13 @@ class _OfSet:
         surprises: Iterable[float] = (),
         excesses: Iterable[float] = (),
         rarest: Iterable[float] = (),
+        *counts: Iterable[float],
     ) -> None:
+        """A file of an older release has no counts; its `rarest` is another value then."""
         self.surprises = NewestValues(MAX_KEPT, surprises)
         self.excesses = NewestValues(MAX_KEPT, excesses)
-        self.rarest = NewestValues(MAX_KEPT, rarest)
+        self.counts = tuple(NewestValues(MAX_KEPT, values) for values in counts or ((), ()))
+        self.rarest = NewestValues(MAX_KEPT, rarest if counts else ())
         self._sum = sum(self.surprises.values)
 
     @property
@@ -110,22 +128,25 @@ class _OfSet:
         """The mean surprise, 0 without events."""
         return self._sum / max(1, len(self.surprises))
 
-    def add(self, surprise: float, excess: float, rarest: float) -> None:
+    def add(self, surprise: float, excess: float, counts: Sequence[float], rarest: float) -> None:
         """Add the newest event."""
         self._sum += surprise - self.surprises.add(surprise)
         self.excesses.add(excess)
+        for newest, value in zip(self.counts, counts, strict=True):
+            newest.add(value)
         self.rarest.add(rarest)
 
 
 class StoredRarity(msgspec.Struct, frozen=True, kw_only=True):
     """A calibration in a file.
 
-    next_event: as in `RarityCalibration`. sets: edge set -> surprises, excesses and rarest as of
-    `_OfSet`, oldest first. sources: node id, weight, total.
+    next_event: as in `RarityCalibration`. sets: edge set -> surprises, excesses, rarest and the two
+    counts as of `_OfSet`, oldest first; without the counts in files of older releases. sources:
+    node id, weight, total.
     """
 
     next_event: int
-    sets: dict[str, tuple[list[float], list[float], list[float]]]
+    sets: dict[str, list[list[float]]]
     sources: list[tuple[int, float, float]]
 
 
@@ -148,17 +169,19 @@ class RarityCalibration:
         return StoredRarity(
             next_event=self.next_event,
             sets={
-                name: (s.surprises.values, s.excesses.values, s.rarest.values)
+                name: [one.values for one in (s.surprises, s.excesses, s.rarest, *s.counts)]
                 for name, s in self._sets.items()
             },
             sources=[(node, *values) for node, values in self._sources.items()],
         )
 
-    def rate(self, event: int, edge_set: str, src: int, value: float) -> Rarity:
+    def rate(
+        self, event: int, edge_set: str, src: int, value: float, counts: tuple[float, float]
+    ) -> Rarity:
         """Rate an event by those before it, then add it.
 
-        src: node id. value: its surprise. The p-value is a function of the event's id and of the
-        events before it.
+        src: node id. value: its surprise. counts: as of `counted_surprises`. The p-value is a
+        function of the event's id and of the events before it.
         """
         of_set = self._sets.get(edge_set) or self._sets.setdefault(edge_set, _OfSet())
         # A source without events has the usual surprise of its edge set.
@@ -166,18 +189,23 @@ class RarityCalibration:
         usual = (PRIOR_WEIGHT * of_set.mean + total) / (PRIOR_WEIGHT + weight)
         excess = value - usual
 
-        # The p-values of surprise and excess, then the p-value of the smaller one.
-        ties = ((hashes(np.array([event]), 3, TIE_SEED)[0] >> np.uint64(11)) + 0.5) / 2.0**53
-        rarest = -min(
+        # The smaller p-value of surprise and excess, those of the counts, and their product's.
+        ties = ((hashes(np.array([event]), 5, TIE_SEED)[0] >> np.uint64(11)) + 0.5) / 2.0**53
+        by_model = min(
             of_set.surprises.p_value(value, float(ties[0])),
             of_set.excesses.p_value(excess, float(ties[1])),
         )
+        by_count = (
+            newest.p_value(count, float(tie))
+            for newest, count, tie in zip(of_set.counts, counts, ties[3:], strict=True)
+        )
+        rarest = -math.fsum(map(math.log, (by_model, *by_count)))
         p_value = of_set.rarest.p_value(rarest, float(ties[2]))
         is_rated = len(of_set.rarest) >= MIN_EVENTS
         # An event that is scored again, as after a kill, is already among them.
         if event >= self.next_event:
             self.next_event = event + 1
-            of_set.add(value, excess, rarest)
+            of_set.add(value, excess, counts, rarest)
             self._sources[src] = (weight * DECAY + 1, total * DECAY + value)
             self._sources.move_to_end(src)
             if len(self._sources) > MAX_SOURCES:

@@ -1,4 +1,4 @@
-"""The three examples of the docs, each on a small stream in the shape that it is for."""
+"""The examples of the docs, each on a small stream in the shape that it is for."""
 
 import json
 import random
@@ -8,18 +8,26 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 import uvicorn
 from typer.testing import CliRunner
 
 from streamd.cli.main import app
+from streamd.clock import SystemClock
+from streamd.exchange.load import FileRow
+from streamd.exchange.sample import Sample, judge
+from streamd.ingest.kafka.client import make_producer
+from streamd.scoring.alarms import AlarmRecord
 from streamd.server.app import create_app
 from streamd.settings.loading import load_settings
+from streamd.settings.tree import KafkaSettings
+from tests.benchmarks.flows import flows
 from tests.server.world import World, wait
 
 FOLDER = Path(__file__).parents[2] / "docs" / "examples"
 BEGIN = 1_790_000_000
-EXAMPLES = ("recommendation", "fraud", "mobility")
+EXAMPLES = ("recommendation", "fraud", "mobility", "security")
 
 
 def orders(random_):
@@ -102,6 +110,28 @@ def test_mobility_says_where_trips_go(asked):
     lines = asked("mobility", "2026-09-21T22:00:00Z", "0", "4")
     assert [line.split()[:2] for line in lines] == [["zone:0", "->"], ["zone:4", "->"]]
     assert "zone:1" in lines[0].split()[2:] and "zone:5" in lines[1].split()[2:]
+
+
+def test_security_maps_conn_logs():
+    settings = load_settings(FOLDER / "security.yaml", {}, {})[0]
+    logged = flows(days=1, a_day=200)
+    rows = [FileRow(offset=n, value=json.dumps(one).encode(), timestamp=int(1000 * one["ts"])) for n, one in enumerate(logged.records())]
+    verdict = judge(settings, Sample("zeek.conn", {0: rows}), SystemClock())
+    assert verdict.counts == {"edge": len(rows)} and not verdict.sentences()
+    assert json.loads(verdict.judged[0].event)["src"] == f"host:{logged.hosts[logged.src_E[0]]}"
+
+
+@pytest.mark.kafka
+def test_security_prints_alarms_as_they_come(kafka):
+    # The form of an alarm is that of the role.
+    alarm = AlarmRecord(event=7, src="host:10.0.0.2", dst="host:10.0.0.9", edge_set="default", time_us=1_790_035_200_000_000, version="v", score=-4.2, rank=97.0, candidates=100,
+                        known=True, surprise=9.1, usual_surprise=0.4, p_value=0.0002, reasons=("the two never met", "it is popular"), repeats=3)
+    kafka.create_topic("zeek.alarms", 1)
+    producer = make_producer(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers))
+    producer.send("zeek.alarms", value=msgspec.json.encode(alarm)).get(timeout=30)
+    producer.close()
+    program = subprocess.run([sys.executable, FOLDER / "security.py", kafka.bootstrap_servers, "3"], capture_output=True, text=True, timeout=60)
+    assert program.stdout == "2026-09-22 00:00 host:10.0.0.2 -> host:10.0.0.9: 1 in 5,000, the two never met, 3 like it since the last alarm\n", program.stderr
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from streamd.graph.facts.columns import NUM_FACTS
+from streamd.graph.facts.columns import NUM_FACTS, FactColumn
 from streamd.scoring import alarms, rarity
 from streamd.scoring.alarms import DAY_US, Alarms
 from streamd.scoring.record import ScoreRecord
@@ -25,7 +25,10 @@ def options(**values):
 def scored(event, src, value, time_us):
     record = ScoreRecord(event=event, src=f"h:{src}", dst="s:1", edge_set="default", time_us=time_us, version="v", memory_event=0, known=True,
                          score=-value, rank=2.0, candidates=100, scored_at=0.0)
-    return Scored(record, src, 1000, value, np.zeros(NUM_FACTS, np.float32))
+    # As rare by counting as by the model.
+    facts = np.zeros(NUM_FACTS, np.float32)
+    facts[[FactColumn.LOG_SHARE_5, FactColumn.LOG_PAIR_SHARE, FactColumn.MET]] = -value, -value, 1
+    return Scored(record, src, 1000, value, facts)
 
 
 def days(num_days, per_day=500, seed=0):
