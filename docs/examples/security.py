@@ -1,4 +1,7 @@
-"""Connections that a person should look at: security.py BROKER [SECONDS] prints alarms as they come, until none came for SECONDS."""
+"""Connections that a person should look at: security.py BROKER [SECONDS].
+
+It prints alarms as they come, until none came for SECONDS.
+"""
 
 import json
 import sys
@@ -9,14 +12,17 @@ from kafka import KafkaConsumer
 
 def main(broker, seconds="inf"):
     patience = {} if seconds == "inf" else {"consumer_timeout_ms": int(1000 * float(seconds))}
-    alarms = KafkaConsumer("zeek.alarms", bootstrap_servers=broker, auto_offset_reset="earliest", **patience)
+    alarms = KafkaConsumer(
+        "zeek.alarms", bootstrap_servers=broker, auto_offset_reset="earliest", **patience
+    )
     for record in alarms:
         alarm = json.loads(record.value)
         at = datetime.fromtimestamp(alarm["time_us"] / 1e6, UTC)
         # An event that is as rare as this one in so many.
-        odds = f"1 in {1 / alarm['p_value']:,.0f}"
-        repeats = f", {alarm['repeats']} like it since the last alarm" if alarm["repeats"] else ""
-        print(f"{at:%Y-%m-%d %H:%M} {alarm['src']} -> {alarm['dst']}: {odds}, {alarm['reasons'][0]}{repeats}", flush=True)
+        said = f"1 in {1 / alarm['p_value']:,.0f}, {alarm['reasons'][0]}"
+        if alarm["repeats"]:
+            said += f", {alarm['repeats']} like it since the last alarm"
+        print(f"{at:%Y-%m-%d %H:%M} {alarm['src']} -> {alarm['dst']}: {said}", flush=True)
     alarms.close()
 
 
