@@ -106,8 +106,9 @@ class Moves:
         if index < self._shown.get(machine.name, -1):
             raise Failure(f"servers of {machine.name} go back to move {index}, from {self._shown[machine.name]}: {found[0]}")
         self._shown[machine.name] = index
-        # It must be whole before servers learn its name.
-        Registry.of(machine.settings).load(found[0].champion)
+        # It must be whole before servers learn its name; a disk that lied may have lost parts of it, which the server refuses by its checksums.
+        if not machine.has_lost_syncs:
+            Registry.of(machine.settings).load(found[0].champion)
 
     def forget(self, machine):
         """A machine has lost its volume."""
