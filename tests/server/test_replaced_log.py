@@ -67,6 +67,12 @@ class Machines:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
+def alike(one, other):
+    """Whether two answers are equal; products of other sizes may round a score's last bit otherwise, by the processor."""
+    scores = [[found.pop("score") for found in answer["scores"]] for answer in (one, other)]
+    return one == other and scores[0] == pytest.approx(scores[1], rel=1e-5, abs=1e-6)
+
+
 @pytest.mark.parametrize("wiped", [False, True])
 def test_a_server_ends_where_its_log_is_replaced_and_answers_right_after_its_restart(tmp_path, wiped):
     machines = Machines(tmp_path)
@@ -89,14 +95,14 @@ def test_a_server_ends_where_its_log_is_replaced_and_answers_right_after_its_res
         wait(lambda: ask(again)["as_of"]["version"] == ask(leader)["as_of"]["version"] == version, 60)
         wait(lambda: again.engine.status.edge == leader.engine.status.edge == 500)
         for src in ("n:0", "n:3", "n:7"):
-            wait(lambda src=src: ask(again, src) == ask(leader, src))
+            wait(lambda src=src: alike(ask(again, src), ask(leader, src)))
 
         # The follower and the server go on behind the manifest.
         machines.commit(500, 560)
         machines.follow()
         wait(lambda: again.engine.status.edge == leader.engine.status.edge == 560)
         # Memory is moved on in slices, behind the graph.
-        wait(lambda: ask(again) == ask(leader) and ask(again)["as_of"]["last_edge"] == 559)
+        wait(lambda: alike(ask(again), ask(leader)) and ask(again)["as_of"]["last_edge"] == 559)
     finally:
         again.stop()
         leader.stop()
