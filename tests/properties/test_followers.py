@@ -97,7 +97,7 @@ class World:
         self.outbox.add([SimpleNamespace(record=SimpleNamespace(event=e), src=int(self.src[e]), dst=int(self.dst[e])) for e in events],
                         [0.0] * len(events))
         for e in events:
-            self.alarms._rarity.rate(e, "default", int(self.src[e]), 0.5)
+            self.alarms._rarity.rate(e, "default", int(self.src[e]), 0.5, (0.5, 0.5))
             self.alarms._begin_quiet(int(self.src[e]), e, int(self.time[e]))
         if self.recorder.edge < self.at:
             window = Window(int(self.time[0]), int(self.time[self.at - 1]) + 1, self.recorder.edge, self.at)
