@@ -18,11 +18,11 @@ def main(broker, seconds="inf"):
     for record in alarms:
         alarm = json.loads(record.value)
         at = datetime.fromtimestamp(alarm["time_us"] / 1e6, UTC)
-        # An event that is as rare as this one in so many.
-        said = f"1 in {1 / alarm['p_value']:,.0f}, {alarm['reasons'][0]}"
+        # The p-value is the share of events that are as rare.
+        text = f"1 in {1 / alarm['p_value']:,.0f}, {alarm['reasons'][0]}"
         if alarm["repeats"]:
-            said += f", {alarm['repeats']} like it since the last alarm"
-        print(f"{at:%Y-%m-%d %H:%M} {alarm['src']} -> {alarm['dst']}: {said}", flush=True)
+            text += f", {alarm['repeats']} like it since the last alarm"
+        print(f"{at:%Y-%m-%d %H:%M} {alarm['src']} -> {alarm['dst']}: {text}", flush=True)
     alarms.close()
 
 

@@ -15,8 +15,7 @@ from streamd.errors import SettingsError, StreamdError
 from streamd.eventlog.reader import LogReader
 from streamd.exchange.importing import import_file
 from streamd.exchange.tables import Columns
-from streamd.graph.facts.groups import duration
-from streamd.number_texts import count_noun
+from streamd.number_texts import count_noun, span
 from streamd.settings.loading import Settings
 from streamd.tensors import unpack
 from streamd.windows.history import ONE_DESTINATION
@@ -165,12 +164,12 @@ def _error_without_scores(log: LogReader, width_seconds: float) -> StreamdError:
     if not count:
         return StreamdError("No window could be scored: there are no events.", "give some.")
     first_us, last_us = log.time_of(np.array([log.first_edge, log.num_edges - 1])).tolist()
-    span = duration((last_us - first_us) / 1e6)
     return StreamdError(
-        f"No window could be scored: the {count_noun(count, 'event')} span {span}, and a window "
-        f"has {duration(width_seconds)}; those of --initial are not scored.",
+        f"No window could be scored: the {count_noun(count, 'event')} cover "
+        f"{span((last_us - first_us) / 1e6)} and a window {span(width_seconds)}; events of "
+        "--initial are not scored.",
         "give more events, or a smaller windows.width_seconds or --initial; check the unit of the "
-        "times if the span is wrong.",
+        "times if this is too short.",
     )
 
 

@@ -244,7 +244,7 @@ def test_weights_that_are_not_numbers_lose_to_a_rule(tmp_path, monkeypatch):
 
 def test_too_few_events_are_said(tmp_path):
     write_log(tmp_path, *stream(5, hours=1), Schema(2, 0, 0))
-    with pytest.raises(StreamdError, match=r"No window could be scored: the 5 events span [0-9]+ min, and a window has 1 h;.*check the unit"):
+    with pytest.raises(StreamdError, match=r"No window could be scored: the 5 events cover [0-9]+ min.* and a window 60 min;.*check the unit"):
         backtest_file(settings(tmp_path, stream__edge_feature_dim=2), None, Columns(), Plan(), lambda *_: None)
 
 
