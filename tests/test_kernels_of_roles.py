@@ -69,14 +69,15 @@ def test_no_role_compiles_a_kernel_while_a_log_is_read_learned_scored_and_swappe
     path, whole = tmp_path / "data", tmp_path / "whole"
     kind.write(whole, WHOLE)
     kind.write(path, BEGUN)
-    values = kind.values | {"model__name": "tgn", "graph__keep_in_memory_seconds": 1800, "server__score_topic": "scores"}
+    values = kind.values | {"model__name": "tgn", "graph__keep_in_memory_seconds": 1800, "server__score_topic": "scores",
+                            "log__name": "t", "log__member": member}
     warm_up.warm_up()
     before = compiled()
 
     trainer = World.of(path, settings(path, **values))
     trainer.train()
     first = trainer.registry.champion()
-    server = World.of(path, settings(path, **values, log__name="t", log__member=member)).start()
+    server = World.of(path, settings(path, **values)).start()
     wait(lambda: server.engine.status.version == first)
     ask(server, kind)
     scoring = Scoring(trainer.settings).ready()
