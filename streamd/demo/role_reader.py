@@ -78,7 +78,6 @@ def display(console: Console) -> Iterator[Any]:
 def _facts(watch: RoleReader, player: Player, begun: float, meter: Meter) -> dict[str, str]:
     """The progress by label."""
     ingest = watch.detail("ingest")
-    train = watch.detail("train")
     records = watch.history.refresh()
 
     # The mean over windows, weighted by their scored events.
@@ -106,7 +105,7 @@ def _facts(watch: RoleReader, player: Player, begun: float, meter: Meter) -> dic
         "windows": f"{len(records):,}",
         "learned": learned.text("events"),
         "MRR of the last 24": score,
-        "version": str(train.get("version", "-")),
+        "version": records[-1].version if records else "-",
         "seconds": f"{elapsed:.0f}",
     }
 

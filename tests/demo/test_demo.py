@@ -302,7 +302,7 @@ def test_waiting_for_the_twins_says_how_far_they_are_in_lines_that_are_not_wrapp
 
 
 def test_the_demo_says_in_a_log_how_far_the_learning_is():
-    records = [SimpleNamespace(end_edge=250, num_scored=0)]
+    records = [SimpleNamespace(end_edge=250, num_scored=0, version="3600000000-250")]
     watch = SimpleNamespace(beat=lambda role: None, detail=lambda role: {}, history=SimpleNamespace(refresh=lambda: records))
     player, out = SimpleNamespace(status=SimpleNamespace(total=1000)), io.StringIO()
     with display(Console(file=out, width=40, soft_wrap=True)) as show:
@@ -310,6 +310,7 @@ def test_the_demo_says_in_a_log_how_far_the_learning_is():
             show(watch, player, 0.0)
     line, = out.getvalue().splitlines()
     assert "learned 25 %, 250 of 1,000 events" in line, "a line in ten seconds, however long it is"
+    assert "version 3600000000-250" in line, "also while the trainer's heartbeat names none"
 
 
 def test_scores_of_a_nightly_model_before_its_first_night_are_marked():
