@@ -14,7 +14,7 @@ ROUNDS ?= 5
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo demos test screenshots states contract mlflow tgb slow fences simulate fuzz trials mutants lint bench bench-smoke bench-compare docs helm wheel proto clean keys image image-release sign pin-base wheels-arm64 containers leaders
+.PHONY: demo demos test screenshots states contract mlflow tgb slow fences simulate fuzz trials mutants lint bench bench-smoke bench-compare figures docs helm wheel proto clean keys image image-release sign pin-base wheels-arm64 containers leaders
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
@@ -33,7 +33,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 # Brokers that live a minute: Java's second compiler would take half of the CPU that one uses.
-demos test contract slow fences bench bench-smoke bench-compare: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+demos test contract slow fences bench bench-smoke bench-compare figures: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 
 # Clients that others wrote, serializers of a schema registry, Apache Beam's runners, S3; CLIENTS=openapi for that one alone.
 contract: $(VENV)/.dev $(CLIENTS:%=$(VENV)-contract-%/.made)
@@ -91,6 +91,10 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check streamd tests docs
 	$(BIN)/ruff format --check --quiet streamd
 	$(BIN)/mypy
+
+# docs/figures.md: every part but those of a GPU, one after the other, on a machine that does nothing else; FIGURES="graph ingest" for some.
+figures: $(VENV)/.bench
+	$(BIN)/python -m tests.benchmarks.page $(FIGURES)
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m tests.benchmarks

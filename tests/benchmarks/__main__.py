@@ -19,6 +19,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*")
     parser.add_argument("--smoke", action="store_true", help="make every size small")
     parser.add_argument("--json", type=Path, help="a file for the rows")
+    parser.add_argument("--exact", action="store_true", help="run the parts of exactly these names, not those that begin with them")
     asked = parser.parse_args()
     if asked.smoke:
         os.environ["BENCH_SMOKE"] = "1"
@@ -29,7 +30,7 @@ def main() -> None:
     console, found = Console(width=150), []
     table = Table("what", "ours", "beside it", "ratio", "unit", title=f"{platform.processor() or platform.machine()}, "
                   f"{os.cpu_count()} cores, Python {platform.python_version()}")
-    for name in named(asked.parts):
+    for name in asked.parts if asked.exact else named(asked.parts):
         console.print(f"{name} ...")
         rows = ALL[name]()
         if not rows:
