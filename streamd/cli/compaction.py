@@ -114,7 +114,9 @@ def _try_here(settings: Settings, schema: Schema, line: ProgressLine) -> bool:
     """Run one pass of compaction in this process. Returns: False if an ingest has locked the
     directory; that ingest compacts then."""
     try:
-        writer = LogWriter(settings.data_dir, schema, settings.ingest.segment_edges)
+        writer = LogWriter(
+            settings.data_dir, schema, settings.ingest.segment_edges, lock_seconds=0.0
+        )
     except LockedError:
         return False
     # Compaction only: the daemon applies retention, and may run under other settings.

@@ -76,7 +76,7 @@ def commit_alone(data_dir: Path, disk: Disk = DISK) -> bool:
     """Commit the outbox if no process has the log open. Returns: whether none had. Raises:
     JournalError, CorruptionError, DataDirectoryError, DiskError."""
     try:
-        files = LogFiles(data_dir, Schema(), disk)
+        files = LogFiles(data_dir, Schema(), disk, lock_seconds=0.0)
     except LockedError:
         return False
     try:

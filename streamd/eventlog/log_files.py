@@ -42,6 +42,11 @@ MAX_IN_FLIGHT = 16
 once."""
 
 
+LOCK_SECONDS = 2.0
+"""Longest wait for another process that has the log open: without ingest, the trainer and commands
+open it for some milliseconds to commit their own lines."""
+
+
 def nothing() -> None:
     """Do nothing before a log is opened."""
 
@@ -62,13 +67,14 @@ class LogFiles:
         disk: Disk = DISK,
         changelog: ChangelogId | None = None,
         prepare: Callable[[], None] = nothing,
+        lock_seconds: float = LOCK_SECONDS,
     ) -> None:
         """Lock, recover and open the log.
 
         schema: of a log that has no line yet. changelog: the log's, if it has one: then commits are
         published only once it has acknowledged them. prepare: called under the lock, before
-        anything is read. Raises: LockedError, JournalError, CorruptionError,
-        DataDirectoryError, DiskError.
+        anything is read. lock_seconds: longest wait for the lock. Raises: LockedError,
+        JournalError, CorruptionError, DataDirectoryError, DiskError.
         """
         self.data_dir = data_dir
         self.disk = disk
@@ -77,15 +83,14 @@ class LogFiles:
         """Descriptors of files with bytes that are written but not durable, in order of writing."""
         self._has_unsynced_rows = False
         self.is_untidy = False
-        """Whether files that no line names any more may remain: an unlink failed or is not
-        finished."""
+        """Whether files that no line names may remain: an unlink failed or is not finished."""
         self.closed = False
         """Whether it takes no more commits because `close` was called."""
 
         # Take the lock before anything is read; release it if the log cannot be opened.
         for path in ("journal/x", f"{EDGES}/x", *APPENDED):
             (data_dir / path).parent.mkdir(parents=True, exist_ok=True)
-        self.lock = lock_directory(data_dir / "lock")
+        self.lock = lock_directory(data_dir / "lock", wait_seconds=lock_seconds)
         """Descriptor of the lock on the directory, held until `close`."""
         with self.unlock_on_failure():
             prepare()

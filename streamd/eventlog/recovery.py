@@ -5,6 +5,7 @@ import fcntl
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,7 @@ AFTER_DAMAGE = (
 """The operator's action if committed bytes are damaged or missing."""
 REPLACEMENT = ".replacement-"
 """Part of a new file's name until the commit with which it replaces another is durable."""
+LOCK_POLL_SECONDS = 0.005
 MAX_OWNER_BYTES = 200
 """Bytes of a lock file that are read: the name of the process that has the lock."""
 
@@ -197,16 +199,23 @@ def drop_journals(data_dir: Path, state: LogState, disk: Disk) -> Iterator[None]
         yield
 
 
-def lock_directory(path: Path, action: str = "stop that process or set another data_dir.") -> int:
+def lock_directory(
+    path: Path,
+    action: str = "stop that process or set another data_dir.",
+    wait_seconds: float = 0.0,
+) -> int:
     """Lock a directory for this process, until the returned descriptor is closed.
 
-    Args: path: the lock file; action: for the operator, if another process has the lock. Raises:
-    LockedError naming the owner; DataDirectoryError if the volume has no locks.
+    Args: path: the lock file; action: for the operator, if another process has the lock;
+    wait_seconds: longest wait for that process. Raises: LockedError naming the owner;
+    DataDirectoryError if the volume has no locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    deadline = time.monotonic() + wait_seconds
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while not _try_to_lock(fd, is_last=time.monotonic() >= deadline):
+            time.sleep(LOCK_POLL_SECONDS)
     except BlockingIOError:
         owner = os.pread(fd, MAX_OWNER_BYTES, 0).decode(errors="replace").strip()
         os.close(fd)
@@ -222,6 +231,18 @@ def lock_directory(path: Path, action: str = "stop that process or set another d
     os.ftruncate(fd, 0)
     DISK.write(fd, owner.encode()[:MAX_OWNER_BYTES], 0)
     return fd
+
+
+def _try_to_lock(fd: int, is_last: bool) -> bool:
+    """Lock a file. Returns: False if another process has the lock. Raises: BlockingIOError instead
+    at the last attempt; OSError."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if is_last:
+            raise
+        return False
+    return True
 
 
 def is_locked(path: Path) -> bool:

@@ -21,7 +21,7 @@ from streamd.eventlog.journal.journal import (
 )
 from streamd.eventlog.layout import FEATURES
 from streamd.eventlog.line_outbox import OutboxCommits
-from streamd.eventlog.log_files import MAX_COMMIT_ROWS, MAX_IN_FLIGHT, LogFiles
+from streamd.eventlog.log_files import LOCK_SECONDS, MAX_COMMIT_ROWS, MAX_IN_FLIGHT, LogFiles
 from streamd.eventlog.lookup import EdgeLookup
 from streamd.eventlog.node_features import widened
 from streamd.eventlog.publisher import Publisher
@@ -54,12 +54,13 @@ class LogWriter:
         segment_edges: int = 1_000_000,
         disk: Disk = DISK,
         publisher: Publisher | None = None,
+        lock_seconds: float = LOCK_SECONDS,
     ) -> None:
         """Lock, recover and open the log.
 
-        publisher: must have acknowledged all commits in the journal; the writer closes it. Raises:
-        LockedError, JournalError, DataDirectoryError, DiskError; ChangelogError if a log with a
-        changelog is opened without a publisher.
+        publisher: must have acknowledged all commits in the journal; the writer closes it.
+        lock_seconds: as of `LogFiles`. Raises: LockedError, JournalError, DataDirectoryError,
+        DiskError; ChangelogError if a log with a changelog is opened without a publisher.
         """
         if publisher is None and (data_dir / CHANGELOG).exists():
             raise ChangelogError(
@@ -70,7 +71,7 @@ class LogWriter:
         self.data_dir = data_dir
         self.segment_edges = segment_edges
         changelog = None if publisher is None else publisher.changelog
-        self.files = LogFiles(data_dir, schema, disk, changelog)
+        self.files = LogFiles(data_dir, schema, disk, changelog, lock_seconds=lock_seconds)
         with self.files.unlock_on_failure():
             # Read the state that commits need, and extend the schema to the declared one.
             self.state.check_takes(schema)

@@ -127,7 +127,7 @@ def test_a_second_writer_is_refused_and_names_the_one_that_owns_the_log(tmp_path
     monkeypatch.setattr(sys, "argv", ["streamd", "run", "--role", "ingest"])
     writer = LogWriter(tmp_path, SCHEMA)
     with pytest.raises(LockedError, match=rf"process {os.getpid()} on {socket.gethostname()} \(run --role ingest\)\."):
-        LogWriter(tmp_path, SCHEMA)
+        LogWriter(tmp_path, SCHEMA, lock_seconds=0.1)
     writer.close()
     files = len(list(Path("/proc/self/fd").iterdir()))
     LogWriter(tmp_path, SCHEMA).close()

@@ -229,8 +229,8 @@ def _replacements(world):
     """What is replaced -> by what, wherever a module of streamd has it as a global or a default."""
     clocks, scheduler = Clocks(world), world.scheduler
 
-    def lock_directory(path, *more):
-        fd = recovery_lock(path, *more)
+    def lock_directory(path, *more, **named):
+        fd = recovery_lock(path, *more, **named)
         if scheduler.current is not None:
             scheduler.current.process.locks.append((fd, str(Path(path).resolve())))
         return fd
