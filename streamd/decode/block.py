@@ -62,7 +62,8 @@ class Block:
 
     rows: `ROW` [n]. values: rows of edge features with the edge set (`streamd.schema.Schema`),
     float32[n, D]. extras: feature row of a NODE, target of a LABEL, or (time of the edge in
-    microseconds, number of its edge set) of a DELETE of edges; rows refer to them by index.
+    microseconds, number of its edge set) of a DELETE of edges; rows refer to them by index. The
+    extra of a DELETE that is skipped if it matches nothing has a third value, also that of a node.
     """
 
     rows: Rows
@@ -225,6 +226,12 @@ class Checked(NamedTuple):
     b: int
     values: Sequence[float]
     rounded: Rounded
+
+
+def allow_no_match(event: Checked) -> Checked:
+    """A delete that is skipped if the log has no such node or edge, instead of refused."""
+    # The delete of a node has no time and no set.
+    return event._replace(values=(*(event.values or (-1, 0)), 1))
 
 
 class EventRows:

@@ -17,6 +17,7 @@ from streamd.decode.block import (
     EventRows,
     Rejected,
     Taken,
+    allow_no_match,
     empty_block,
     has_time,
     joined,
@@ -306,7 +307,8 @@ class _Call:
                 if event.time is None and one.kind in (EDGE, LABEL):
                     reader.notices.no_time()
                 reader.notices.rounded(one.rounded)
-                rows.add(one, offset, at, stamp_us)
+                taken = allow_no_match(one) if items.may_match_nothing else one
+                rows.add(taken, offset, at, stamp_us)
             index += num_events
         if len(rows):
             self._blocks.append(rows.block())

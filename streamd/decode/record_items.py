@@ -16,7 +16,8 @@ class RecordItems(NamedTuple):
 
     read: parses an item; raises BadEvent. raw: the bytes of an item for a dead letter. scale:
     microseconds of the items' unit of time, None for the stream's. content_type: of the bytes that
-    `raw` returns.
+    `raw` returns. may_match_nothing: whether deletes are skipped if the log has no such node or
+    edge.
     """
 
     record: Any
@@ -25,3 +26,4 @@ class RecordItems(NamedTuple):
     raw: Callable[[Any], bytes]
     scale: int | None = None
     content_type: str = ""
+    may_match_nothing: bool = False

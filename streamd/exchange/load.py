@@ -382,7 +382,7 @@ class Loader:
                 part, keys.keys, keys.epoch, self._log.watermark, self._log.num_nodes
             )
             # The first refused row ends the import.
-            for r in refused:
+            for r in (one for one in refused if not one.is_skipped):
                 row = part.rows[r.row]
                 raise StreamdError(
                     f"{self._location_of(int(row['offset']))}{KINDS[int(row['kind'])]}: "

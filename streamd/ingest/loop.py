@@ -27,7 +27,7 @@ from streamd.ingest.kafka.consumer import KafkaSource, OffsetsLost
 from streamd.ingest.kafka.lag import report_lag, unread
 from streamd.ingest.kafka.offset_commits import PublishedOffsets
 from streamd.ingest.kafka.safe_records import portions, value_sizes
-from streamd.ingest.order.batch_builder import BatchBuilder
+from streamd.ingest.order.batch_builder import BatchBuilder, Refused
 from streamd.ingest.order.runs import lacks_events
 from streamd.ingest.traced import TracedRecords
 from streamd.number_texts import span
@@ -331,14 +331,12 @@ class IngestLoop:
         ]
         for number, judged in enumerate(at.suspects.judge(blocks, now)):
             for row, seconds in enumerate(judged.ahead_seconds):
-                self._letters.refuse(
-                    judged.refused,
-                    row,
-                    "time_ahead",
+                error = (
                     f"the event is {span(seconds)} further ahead of its record's timestamp "
-                    "than all others",
-                    self._decoder.keys.keys,
+                    "than all others"
                 )
+                refused = Refused(row, "time_ahead", error)
+                self._letters.refuse(judged.refused, refused, self._decoder.keys.keys)
 
             # Events that are held as suspects do not count as read yet.
             position = source.position(number)
@@ -440,7 +438,7 @@ class IngestLoop:
             events, keys.keys, keys.epoch, self._log.watermark, self._log.num_nodes
         )
         for r in refused:
-            self._letters.refuse(events, r.row, r.reason, r.error, keys.keys)
+            self._letters.refuse(events, r, keys.keys)
         if keys.is_full:
             # Only waiting events still need the numbers of their keys.
             suspects = self._current.suspects

@@ -9,11 +9,14 @@ import pytest
 from streamd.decode import decoder
 from streamd.decode.wire import OWN_EVENT_US
 from streamd.errors import JournalError, SchemaRegistryError
+from streamd.eventlog.reader import LogReader
 from streamd.ingest import loop
 from streamd.ingest.dead_letters.sinks import DeadLetter, make_dead_letters
+from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import read_beat
 from tests.builders import settings
 from tests.ingest.world import World
+from tests.readings import reading
 
 DECLARED = {
     "graph__edge_sets": {"default": {"features": {"seconds": {"type": "number", "missing": 0}, "how": {"categories": ["card"], "missing": "?"}}}},
@@ -105,11 +108,26 @@ def test_a_restart_between_a_deleted_row_and_its_tombstone_makes_no_dead_letter(
     world.parts[0][-1] = world.parts[0][-1]._replace(value=None)
     world.run(2)
     assert not world.dead_letters() and not world.events()
-    # Another one deletes the node again, which finds nothing now; its key names no edge.
+    # Another one finds no node any more; its key names no edge.
     world.stop().start()
     world.parts[0].append(world.parts[0][-1]._replace(offset=3))
     world.run(2).stop()
-    assert [letter["offset"] for letter in world.dead_letters()] == ([3] if rows is OF_NODES else [])
+    assert not world.dead_letters()
+
+
+@pytest.mark.parametrize(("rows", "known", "unknown"), [(OF_NODES, {"u": 1}, {"u": 7}), (OF_EDGES, {"u": 1, "v": 2}, {"u": 7, "v": 2})])
+def test_a_lone_tombstone_deletes_the_row_that_the_log_has_and_is_counted_otherwise(tmp_path, rows, known, unknown):
+    """Compaction removed the change that deleted the row, and perhaps also all that made it."""
+    world = World(tmp_path, sources=[{"topic": "events", "envelope": "debezium", "time": "s", **rows}])
+    t = {"t": world.clock.now_us() // 10**6}
+    world.send(0, {"op": "c", "before": None, "after": known | t}, key=json.dumps(known).encode())
+    for key in (unknown, known):
+        world.send(0, value=b"", key=json.dumps(key | t).encode())
+        world.parts[0][-1] = world.parts[0][-1]._replace(value=None)
+    before = reading(metrics.skipped.labels("events"))
+    world.run(2).stop()
+    assert not world.dead_letters() and not world.events() and reading(metrics.skipped.labels("events")) - before == 1
+    assert LogReader.open(tmp_path).deletions.count == 1
 
 
 class Away:

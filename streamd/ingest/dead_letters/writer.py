@@ -13,7 +13,7 @@ from streamd.decode.wire import OWN_EVENT_US
 from streamd.events import Key, Position, Schema
 from streamd.ingest.dead_letters.origins import Origins
 from streamd.ingest.dead_letters.sinks import REASONS, DeadLetter, DeadLetters
-from streamd.ingest.order.batch_builder import as_json
+from streamd.ingest.order.batch_builder import Refused, as_json
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
@@ -88,18 +88,24 @@ class LetterWriter:
         for origins, position in zip(self._origins, positions, strict=True):
             origins.forget(position.offset)
 
-    def refuse(self, events: Block, row: int, reason: str, error: str, keys: Sequence[Key]) -> None:
-        """Make one event of a block a dead letter. keys: list that the block's key numbers
-        index."""
-        event = events.rows[row]
-        is_mapped = self._partitions[int(event["source"])].topic in self._mapped
+    def refuse(self, events: Block, refused: Refused, keys: Sequence[Key]) -> None:
+        """Make one event of a block a dead letter, or count it if it is skipped. keys: list that
+        the block's key numbers index."""
+        event = events.rows[refused.row]
+        topic = self._partitions[int(event["source"])].topic
+        if refused.is_skipped:
+            metrics.skipped.labels(topic).inc()
+            return
+        is_mapped = topic in self._mapped
         self.add(
             int(event["source"]),
             int(event["offset"]),
             int(event["item"]),
-            reason,
-            error,
-            as_json(events, row, keys, "us" if is_mapped else self._time_unit, self._schema),
+            refused.reason,
+            refused.error,
+            as_json(
+                events, refused.row, keys, "us" if is_mapped else self._time_unit, self._schema
+            ),
             # On a replay this header marks the value as streamd's own event.
             OWN_EVENT_US if is_mapped else "",
         )

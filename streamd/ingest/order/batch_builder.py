@@ -35,12 +35,13 @@ CountEdges = Callable[[Int64, Int64, Int64, Int64], Int64]
 
 @dataclass(frozen=True)
 class Refused:
-    """A valid event that the log cannot accept in its present state. row: its index in the
-    block."""
+    """A valid event that the log cannot accept in its present state. row: its index in the block.
+    is_skipped: whether it is only counted, such as a tombstone of a row that is gone already."""
 
     row: int
     reason: str
     error: str
+    is_skipped: bool = False
 
 
 class BatchBuilder:
@@ -211,7 +212,7 @@ class BatchBuilder:
 
         # A delete of an edge matches one of the block before it, or one of the log.
         matched = a >= 0
-        named = [block.extras[i] for i in rows["extra"][of_edges].tolist()]
+        named = [block.extras[i][:2] for i in rows["extra"][of_edges].tolist()]
         time_X, set_X = np.array(named, np.int64).reshape(-1, 2).T
         columns = a[of_edges], b[of_edges], time_X, set_X
         wanted = zip(*(column.tolist() for column in columns), strict=True)
@@ -228,8 +229,9 @@ class BatchBuilder:
             held = self._count_edges(*(np.ascontiguousarray(c[asked_X]) for c in columns))
             matched[of_edges[asked_X]] = held > 0
         for i in deletes[~matched[deletes]].tolist():
-            what = "node" if rows["b"][i] < 0 else "edge"
-            refused.append(Refused(i, "unmatched_delete", f"the log holds no such {what}"))
+            error = f"the log holds no such {'node' if rows['b'][i] < 0 else 'edge'}"
+            extra = block.extras[rows["extra"][i]] if rows["extra"][i] >= 0 else ()
+            refused.append(Refused(i, "unmatched_delete", error, is_skipped=len(extra) > 2))
             kept[i] = False
 
     def _columns(
