@@ -85,7 +85,7 @@ def run(
     """Run the daemon until a signal: ingest, train and serve; the archive if other machines follow
     the log, the scoring of events if there is a topic for scores, and the figures of a trial if
     one is set."""
-    from streamd.daemon.run_role import BEGIN_AGAIN, run_role
+    from streamd.daemon.run_role import RUN_AGAIN, run_role
     from streamd.daemon.supervisor import Supervisor
     from streamd.processes import PYTHON, torchrun_rank
     from streamd.roles import ALL_ROLES, check_name
@@ -120,7 +120,7 @@ def run(
 
         raise typer.Exit(run_ranks(settings))
     status = run_role(settings, role, name or "", read)
-    if status == BEGIN_AGAIN:
+    if status == RUN_AGAIN:
         # Exec keeps the process, so that no service manager counts a failure, and releases its
         # locks.
         os.execv(PYTHON[0], sys.orig_argv)

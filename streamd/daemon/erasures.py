@@ -1,4 +1,4 @@
-"""Runs the process for requests to erase nodes, while any is open."""
+"""Runs the process that erases nodes while a request to erase is open."""
 
 import os
 import subprocess
@@ -16,17 +16,17 @@ from streamd.settings.loading import Settings
 from streamd.store.erasure_requests import ErasureRequests
 
 logger = structlog.get_logger()
-LOOK_SECONDS = 1.0
-"""Pause between two looks for open requests."""
+CHECK_SECONDS = 1.0
+"""Interval of the checks for open requests."""
 RETRY_SECONDS = 30.0
-"""Pause after the process failed, for example because there is no log yet."""
+"""Pause after a failure of the process, for example because there is no log yet."""
 
 
-def keep_erasing(settings: Settings, stop: threading.Event) -> None:
-    """Start the process if a request is open and no other server on the directory runs it, until
-    `stop`. It runs in a thread of a server."""
+def run_erasures(settings: Settings, stop: threading.Event) -> None:
+    """Start the process whenever a request is open and no other server on the data directory runs
+    one, until `stop`. A thread of each server calls it."""
     requests = ErasureRequests(settings.data_dir)
-    while not stop.wait(LOOK_SECONDS):
+    while not stop.wait(CHECK_SECONDS):
         if not requests.num_open:
             continue
         with suppress(LockedError):
@@ -46,7 +46,7 @@ def _run(settings: Settings, stop: threading.Event) -> int:
     child = subprocess.Popen([*PYTHON, "-m", "streamd", "erase", "--requests"], env=env)
     while not stop.is_set():
         with suppress(subprocess.TimeoutExpired):
-            return child.wait(LOOK_SECONDS)
-    # Requests are whole at each moment, so it may end anywhere.
+            return child.wait(CHECK_SECONDS)
+    # Each change of a request is one rename, so the process may be killed at any time.
     child.terminate()
     return child.wait()

@@ -1,4 +1,4 @@
-"""Compiles the kernels of a role before its first event."""
+"""Compiles or loads the kernels of a role before its first event."""
 
 from collections.abc import Callable
 
@@ -10,12 +10,15 @@ logger = structlog.get_logger()
 def make_kernels_ready(
     device: str = "cpu", should_stop: Callable[[], bool] = lambda: False
 ) -> None:
-    """Compile or load the kernels before the first event needs them. device: of the graph.
-    should_stop: called a few times a second meanwhile; True ends the work."""
+    """Compile the kernels, or load them from the cache.
+
+    device: "cpu" or "cuda", where the graph is. should_stop: called a few times a second
+    meanwhile; True ends the work.
+    """
     from streamd.graph.jit import cache_problem, compile_notice
     from streamd.graph.warm_up import warm_up
 
-    # What is warmed up is what is imported.
+    # The warm-up covers the kernels of all imported modules.
     if device == "cuda":
         import streamd.gpu.changes  # noqa: F401
     if problem := cache_problem():

@@ -1,7 +1,4 @@
-"""The roles that write or archive the log, each as one process: ingest, follow, archive.
-
-Only this module and `streamd.daemon.run_role` may import all packages.
-"""
+"""The roles that write or archive the log, each as one process: ingest, follow, archive."""
 
 import os
 import threading
@@ -11,7 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from streamd.clock import Clock, SystemClock
-from streamd.daemon.role_lock import once_unlocked
+from streamd.daemon.role_lock import wait_for_lock
 from streamd.errors import SettingsError
 from streamd.events import Progress
 from streamd.exchange.warm_start.import_mark import unfinished_import
@@ -36,57 +33,40 @@ logger = structlog.get_logger()
 
 
 def run_ingest(settings: Settings, stop: threading.Event) -> None:
-    """Run ingest until `stop`."""
-    from streamd.eventlog.writer import LogWriter
+    """Run ingest until `stop`.
 
+    1. Wait for the lock of the log, since the log has one writer: the process before may still be
+       ending. A standby first follows the leader until it leads itself.
+    2. Check the log and build the loop.
+    3. Send the first heartbeat, then read events into the log.
+
+    Raises: SettingsError on a replica, or if an import into the log is unfinished.
+    """
     if settings.log.member == "replica":
         raise SettingsError(
-            "On a replica the log is written by the follow role.",
+            "On a replica the role follow writes the log.",
             "run --role follow, or set log.member: leader on the one machine that leads.",
         )
 
-    # The log has one writer: wait for one that is still ending.
     beat = Heartbeat(settings.data_dir, "ingest")
-    schema = schema_of(settings)
-    size = settings.ingest.segment_edges
     is_standby = settings.log.member == "standby"
 
-    def open_log() -> LogWriter | None:
-        if not settings.log.name:
-            return LogWriter(settings.data_dir, schema, size)
-        from streamd.replica.leader.connect import connect_leader
-
-        find = _stand_by if is_standby else connect_leader
-        publisher = find(settings, beat, stop)
-        if publisher is None:
-            return None
-        try:
-            log = LogWriter(settings.data_dir, schema, size, publisher=publisher)
-        except BaseException:
-            publisher.close()
-            raise
-        if is_standby:
-            from streamd.replica.leader.leading import note_led
-
-            note_led(settings.data_dir, publisher.term)
-        beat.note(term=publisher.term, leading=True)
-        replica_metrics.leads.set(1)
-        replica_metrics.leader_term.set(publisher.term)
-        return log
-
+    # 1. Wait for the lock. A standby needs its metrics and watchdog already while it follows.
     if is_standby:
         _open_ingest_port(settings, beat, (registries.FOLLOW,))
         beat.touch("starting")
         beat.end_when_stalled()
-    writer = once_unlocked(open_log, beat, stop)
+    writer = wait_for_lock(partial(_open_log, settings, beat, stop), beat, stop)
     if writer is None:
         return
 
-    # Build the parts before the first heartbeat.
     try:
+        # 2. Build the loop.
         check_import(writer.progress)
         take_over(settings.data_dir, "ingest")
         loop = make_loop(settings, writer, SystemClock(), beat)
+
+        # 3. Run it.
         if not is_standby:
             _open_ingest_port(settings, beat)
             beat.touch("starting")
@@ -97,20 +77,55 @@ def run_ingest(settings: Settings, stop: threading.Event) -> None:
         writer.close()
 
 
+def _open_log(settings: Settings, beat: Heartbeat, stop: threading.Event) -> "LogWriter | None":
+    """Open the log for writing, on a member of a replicated log once it leads. Returns: None if
+    `stop` was set before. Raises: LockedError while another process has the log."""
+    from streamd.eventlog.writer import LogWriter
+
+    schema = schema_of(settings)
+    size = settings.ingest.segment_edges
+    if not settings.log.name:
+        return LogWriter(settings.data_dir, schema, size)
+    from streamd.replica.leader.connect import connect_leader
+
+    # A standby follows until it leads; a fixed leader only connects to the changelog.
+    is_standby = settings.log.member == "standby"
+    find = _stand_by if is_standby else connect_leader
+    publisher = find(settings, beat, stop)
+    if publisher is None:
+        return None
+    try:
+        log = LogWriter(settings.data_dir, schema, size, publisher=publisher)
+    except BaseException:
+        publisher.close()
+        raise
+    if is_standby:
+        from streamd.replica.leader.leading import note_led
+
+        note_led(settings.data_dir, publisher.term)
+
+    # Only now other roles may see this machine as the leader.
+    beat.note(term=publisher.term, leading=True)
+    replica_metrics.leads.set(1)
+    replica_metrics.leader_term.set(publisher.term)
+    return log
+
+
 def check_import(progress: Progress) -> None:
-    """Raises: SettingsError if the log has only a part of the history that topics continue."""
+    """Refuse a log with an unfinished import: new events would follow a part of the history only.
+    Raises: SettingsError."""
     unfinished = unfinished_import(progress)
     if unfinished:
         raise SettingsError(
             f"The import of {unfinished} into this log is unfinished.",
-            "repeat `streamd import` with its options, or begin a new data_dir.",
+            "repeat `streamd import` with its options, or use a new data_dir.",
         )
 
 
 def make_loop(
     settings: Settings, writer: "LogWriter", clock: Clock, beat: Heartbeat
 ) -> "IngestLoop":
-    """Make the loop that reads events into a log, with its dead letters and its housekeeping."""
+    """Make the loop that reads events into a log, with its dead letters and housekeeping."""
     from streamd.eventlog.upkeep.housekeeper import Housekeeper
     from streamd.ingest.dead_letters.sinks import make_dead_letters
     from streamd.ingest.loop import IngestLoop
@@ -136,8 +151,8 @@ def _open_ingest_port(
 def _stand_by(
     settings: Settings, beat: Heartbeat, stop: threading.Event
 ) -> "ChangelogPublisher | None":
-    """Follow until this member leads. Returns: the publisher of the log that it leads, None if
-    `stop` was set before."""
+    """Follow the leader until this member becomes the leader. Returns: the publisher of its commits
+    to the changelog, None if `stop` was set before."""
     from streamd.replica.leader.election import run_election
     from streamd.replica.leader.succession import StandbySuccession
 
@@ -158,7 +173,7 @@ def _follow_loop(
     from streamd.replica.follow_loop import FollowLoop
     from streamd.replica.parts import follow_models
 
-    # Models follow the models topic, in threads that the loop ends.
+    # Versions follow the models topic, in threads that the loop ends.
     parts = follow_models(settings)
     log, kafka = settings.log, settings.kafka
     return FollowLoop(settings.data_dir, log, kafka, SystemClock(), beat, parts, succession)
@@ -176,7 +191,7 @@ def _check_could_lead(settings: Settings) -> None:
     make_decoder(settings, schema)
     source = KafkaSource(settings.kafka, settings.ingest)
     try:
-        # If the settings accept data loss, missing offsets are no obstacle.
+        # Offsets that Kafka lost matter only if the settings do not accept data loss.
         if not source.discover() and settings.ingest.on_data_loss == "fail":
             source.begin(state.progress)
     finally:
@@ -184,16 +199,16 @@ def _check_could_lead(settings: Settings) -> None:
 
 
 def run_archive(settings: Settings, stop: threading.Event) -> None:
-    """Copy the log to the store for other machines until `stop`. Raises: SettingsError,
-    StoreError."""
+    """Upload the log to the store, for followers on other machines, until `stop`. Raises:
+    SettingsError, StoreError."""
     from streamd.eventlog.recovery import lock_directory
     from streamd.replica.leader.leadership_check import LeadershipCheck, changelog_reader
     from streamd.store.archive import RUNNING, open_archive
 
-    # One archive for each data directory.
+    # One archive per data directory.
     beat = Heartbeat(settings.data_dir, ARCHIVE)
     folder = make_folder(settings.data_dir, ARCHIVE)
-    lock = once_unlocked(lambda: lock_directory(folder / RUNNING), beat, stop)
+    lock = wait_for_lock(lambda: lock_directory(folder / RUNNING), beat, stop)
     if lock is None:
         return
     try:
@@ -217,7 +232,7 @@ def run_archive(settings: Settings, stop: threading.Event) -> None:
 
 
 def run_follow(settings: Settings, stop: threading.Event) -> None:
-    """Write the log that another machine leads, until `stop`. Raises: SettingsError."""
+    """Follow the log of a leader on another machine until `stop`. Raises: SettingsError."""
     if not settings.log.name or settings.log.member != "replica":
         raise SettingsError(
             "This machine follows no log.", "set log.name to the leader's, and log.member: replica."

@@ -1,4 +1,4 @@
-"""Settings that a running process adopts at SIGHUP, when it reads the settings again."""
+"""Reads the settings again at SIGHUP, and adopts those that need no restart of the daemon."""
 
 import os
 import signal
@@ -23,29 +23,29 @@ RELOADED = (
     "stream.edge_feature_dim",
     "stream.node_feature_dim",
 )
-"""Settings that ingest takes over by a start of its own: further sets and features, and their
-sources. The other roles see the change in the log."""
+"""Settings of sets, features and their sources. Ingest adopts further ones by a restart of its own
+process; the other roles see the change in the log."""
 
 
 def read_again(
-    old: Settings, read: Callable[[], Settings], taken_over: tuple[str, ...]
+    old: Settings, read: Callable[[], Settings], adopted: tuple[str, ...]
 ) -> tuple[Settings, list[str]]:
     """Read the settings again.
 
-    taken_over: settings that this process can adopt. Returns: the new settings, and the keys that
-    differ. If other keys differ or one is wrong: the old settings and no keys, with a line in the
-    log.
+    adopted: settings that this process can adopt. Returns: the new settings, and the keys that
+    differ; or the old settings and no keys if a setting is wrong or another key differs, which is
+    logged.
     """
     try:
-        # All or nothing: one setting that needs a restart refuses the others.
+        # All or nothing: if one change needs a restart, no change is adopted.
         settings = read()
         differ = changed_keys(old, settings)
-        if others := [key for key in differ if key not in taken_over]:
+        if others := [key for key in differ if key not in adopted]:
             raise SettingsError(
                 f"Only a restart takes over {', '.join(others)}.",
-                f"restart the process, or undo the change; taken over are {', '.join(taken_over)}.",
+                f"restart the process, or undo the change; taken over are {', '.join(adopted)}.",
             )
-        # The log may have more than both.
+        # The log may have more sets than the old and the new settings.
         if log := JournalTail.open(old.data_dir):
             check_extends(log.state.schema, schema_of(settings))
     except StreamdError as error:
@@ -58,15 +58,15 @@ def read_again(
 def reload_at_hangup(
     settings: Settings, role: str, read: Callable[[], Settings], stop: threading.Event
 ) -> threading.Event:
-    """Let the process of one role adopt settings at SIGHUP, in a thread of its own.
+    """Adopt settings at SIGHUP, in a thread of this role's process.
 
-    stop: ends the role. Returns: an event that is set if the role must start again with other
-    settings after it has stopped.
+    stop: set to end the role. Returns: an event that is set if the role must then start again, with
+    the new settings.
     """
-    hangup, begins_again = threading.Event(), threading.Event()
+    hangup, restart_requested = threading.Event(), threading.Event()
     had_terminal = is_terminal()
 
-    def take_over() -> None:
+    def adopt() -> None:
         current = settings
         while hangup.wait():
             hangup.clear()
@@ -75,19 +75,19 @@ def reload_at_hangup(
                 stop.set()
                 return
 
-            # The log level counts at once. Only ingest reads the other settings.
+            # The log level changes at once. Only ingest reads the other settings.
             current, differ = read_again(current, read, (*RELOADED, LOG_LEVEL))
             set_log_level(current.telemetry.log_level)
             if role == "ingest" and any(key in RELOADED for key in differ):
-                begins_again.set()
+                restart_requested.set()
                 stop.set()
                 return
 
-    threading.Thread(target=take_over, name="reload", daemon=True).start()
+    threading.Thread(target=adopt, name="reload", daemon=True).start()
     signal.signal(signal.SIGHUP, lambda *_: hangup.set())
-    return begins_again
+    return restart_requested
 
 
 def is_terminal() -> bool:
-    """Whether the standard input is a terminal that is still open."""
+    """Whether standard input is an open terminal."""
     return os.isatty(0)

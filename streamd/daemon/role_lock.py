@@ -1,4 +1,4 @@
-"""The lock of a role's name. One process holds it at a time; another may wait for it."""
+"""The lock of a role: one process holds it, and another may wait for it."""
 
 import os
 import threading
@@ -14,23 +14,23 @@ from streamd.roles import LOCK, make_folder
 from streamd.telemetry.heartbeat import Heartbeat
 
 logger = structlog.get_logger()
-Held = TypeVar("Held")
+Locked = TypeVar("Locked")
 
 
-def once_unlocked(
-    take: Callable[[], Held], beat: Heartbeat | None, stop: threading.Event
-) -> Held | None:
-    """Take a lock, and wait for its owner to end, as after the supervisor of an older role was
-    killed.
+def wait_for_lock(
+    acquire: Callable[[], Locked], beat: Heartbeat | None, stop: threading.Event
+) -> Locked | None:
+    """Acquire a lock, and wait while another process holds it: after a supervisor was killed, its
+    roles take a moment to end.
 
-    Args: take: raises LockedError while another process has the lock; beat: the heartbeat of the
-    waiting process, None if the owner writes under that name. Returns: the result of `take`, None
-    if `stop` was set meanwhile.
+    Args: acquire: raises LockedError while another process holds the lock; beat: the heartbeat of
+    the waiting process, None if the other process writes under the same name. Returns: the result
+    of `acquire`, None if `stop` was set meanwhile.
     """
     logged = False
     while True:
         try:
-            return take()
+            return acquire()
         except LockedError as error:
             if not logged:
                 logger.warning("waiting_for_lock", error=str(error))
@@ -42,17 +42,17 @@ def once_unlocked(
 
 
 def lock_name(data_dir: Path, name: str, stop: threading.Event) -> int | None:
-    """Lock a server's name until this process ends.
+    """Lock the name of a role or server until this process ends.
 
-    Under a supervisor it waits, because the server of a killed supervisor may still be ending.
-    Returns: the lock's descriptor, None if `stop` was set meanwhile. Raises: LockedError.
+    Under a supervisor it waits for the lock, as `wait_for_lock`. Returns: the lock's descriptor,
+    None if `stop` was set meanwhile. Raises: LockedError without a supervisor.
     """
     from streamd.eventlog.recovery import lock_directory
 
-    def take() -> int:
+    def acquire() -> int:
         return lock_directory(
             make_folder(data_dir, name) / LOCK,
             "stop that process, or start this server with a --name of its own, such as serve-2.",
         )
 
-    return once_unlocked(take, None, stop) if SUPERVISED_BY in os.environ else take()
+    return wait_for_lock(acquire, None, stop) if SUPERVISED_BY in os.environ else acquire()

@@ -1,6 +1,7 @@
-"""The roles, each as one process.
+"""Runs a role in this process: sets the process up, assembles the role's parts, and turns the error
+that ends it into an exit status.
 
-This module may import all packages: it assembles the parts of each role.
+`log_roles` and `serve_role` assemble the parts of ingest, follow, archive and serve.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from streamd.clock import SystemClock
 from streamd.daemon.kernels_ready import make_kernels_ready
 from streamd.daemon.log_roles import run_archive, run_follow, run_ingest
 from streamd.daemon.reload import reload_at_hangup
-from streamd.daemon.role_lock import lock_name, once_unlocked
+from streamd.daemon.role_lock import lock_name, wait_for_lock
 from streamd.daemon.supervisor import REFUSED, ROLE_REFUSED, make_data_dir
 from streamd.errors import (
     DataLossError,
@@ -64,26 +65,26 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger()
 FULL_OR_BROKEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-"""Errors of a disk that takes no bytes."""
-BEGIN_AGAIN = -1
-"""Not an exit status: the process is to run the role again, from its start. If it ended, a service
-manager would wait longer each time before it starts it again."""
-TRIED_AGAIN = (LockedError, DiskError, KafkaError, DeviceMemoryError, RanksError)
-"""Errors that may be over the next time."""
+"""Error numbers of a disk that accepts no more bytes."""
+RUN_AGAIN = -1
+"""Result of `run_role` after which this process must run the role again from its start. If it ended
+instead, a service manager would wait longer before each restart."""
+RETRIED_ERRORS = (LockedError, DiskError, KafkaError, DeviceMemoryError, RanksError)
+"""Errors that a later start may not have."""
 
 
 def run_role(
     settings: Settings, role: str, name: str = "", read: Callable[[], Settings] | None = None
 ) -> int:
-    """Run one role in this process until a signal. If torchrun started this process, the train role
-    runs as one of its ranks.
+    """Run one role in this process until a signal. If torchrun started this process, the role train
+    runs as one rank.
 
-    name: of the role's files, by default the role's own. read: reads the settings again at SIGHUP;
-    without it the signal ends the process. Returns: exit status, or BEGIN_AGAIN. Raises:
+    name: of the role's files; empty for the role's own name. read: reads the settings again at
+    SIGHUP; without it the signal ends the process. Returns: exit status, or RUN_AGAIN. Raises:
     SettingsError if torchrun's variables contradict one another.
     """
-    # Set up the process: its end, its files, its logs. A rank has nothing to put in order without
-    # torchrun, and one that hangs would not see a signal that can be caught.
+    # Set up the process: its end, its files, its logs. A rank is killed when torchrun ends: it has
+    # nothing to save, and may hang in an exchange in which it handles no signal.
     name = name or role
     started = torchrun_rank(os.environ)
     if started is not None:
@@ -96,24 +97,24 @@ def run_role(
         name,
         None if started is None else started.rank,
     )
-    metrics.say_build()
+    metrics.export_build_info()
     if started is None or started.rank == 0:
         begin_spans(role, name)
 
-    stop, at_once = _set_by_signals()
-    begins_again = threading.Event()
+    stop, at_once = _stop_events()
+    restart_requested = threading.Event()
     if read is not None and started is None:
-        begins_again = reload_at_hangup(settings, role, read, stop)
+        restart_requested = reload_at_hangup(settings, role, read, stop)
     rank = started or TorchrunRank(0, 1, 0)
     try:
         if SUPERVISED_BY not in os.environ:
             make_data_dir(settings.data_dir)
-        with _disk_errors(role, settings):
+        with _as_disk_error(role, settings):
             _run(settings, role, name, rank, stop, at_once)
         if (gone := gone_supervisor()) is not None:
             logger.info("ended_with_supervisor", pid=gone, meaning="what started this role ended")
     except StreamdError as error:
-        return _status_after(error, settings, role, name, rank, stop)
+        return _exit_status(error, settings, role, name, rank, stop)
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
         logger.error(
             "path_not_usable",
@@ -124,11 +125,12 @@ def run_role(
         return 1
     finally:
         end_spans()
-    return BEGIN_AGAIN if begins_again.is_set() else 0
+    return RUN_AGAIN if restart_requested.is_set() else 0
 
 
-def _set_by_signals() -> tuple[threading.Event, threading.Event]:
-    """Events that signals set: the first signal stops the role, a second one ends a drain."""
+def _stop_events() -> tuple[threading.Event, threading.Event]:
+    """Two events that SIGTERM and SIGINT set: the first signal stops the role, the second one ends
+    its drain."""
     stop, at_once = threading.Event(), threading.Event()
 
     def on_signal(*_: object) -> None:
@@ -147,7 +149,8 @@ def _run(
     stop: threading.Event,
     at_once: threading.Event,
 ) -> None:
-    """Run a role until `stop`. at_once: ends the server's drain. Raises: StreamdError, OSError."""
+    """Run a role until `stop`. at_once: set to end the server's drain. Raises: StreamdError,
+    OSError."""
     if role == "serve":
         from streamd.daemon.serve_role import run_serve
 
@@ -166,7 +169,7 @@ def _run(
         run_ingest(settings, stop)
 
 
-def _status_after(
+def _exit_status(
     error: StreamdError,
     settings: Settings,
     role: str,
@@ -174,23 +177,23 @@ def _status_after(
     rank: TorchrunRank,
     stop: threading.Event,
 ) -> int:
-    """Log the error that ended a role. Returns: the exit status, by which the supervisor decides
-    whether to start it again."""
-    # A rank that a signal stops as well may find that the first one has left.
+    """Log the error that ended a role. Returns: the exit status: 1 if the supervisor must restart
+    the role, REFUSED or ROLE_REFUSED if it must not, 0 after a stop; or RUN_AGAIN."""
+    # A signal stops all ranks; the first rank may end before this one noticed it.
     if isinstance(error, RanksError) and stop.is_set():
         logger.info("stopped_without_other_ranks", error=str(error))
         return 0
     logger.error("refused", error=str(error), kind=type(error).__name__)
     if isinstance(error, SettingsError):
         return REFUSED
-    # A standby's process begins again as a follower, or as a trainer that waits; a rank, together
-    # with the others. Until then it must not count as the leader.
+    # A deposed leader follows again in the same process, and a deposed trainer waits again; ranks
+    # restart together. The heartbeat must not report a leader meanwhile.
     if isinstance(error, FencedError) and settings.log.member != "leader":
         if stop.is_set() or rank.size > 1:
             return int(rank.size > 1)
         Heartbeat(Paths.of(settings, name).learned, role, name).touch("follows again")
-        return BEGIN_AGAIN
-    if isinstance(error, TRIED_AGAIN) and not isinstance(error, DataLossError):
+        return RUN_AGAIN
+    if isinstance(error, RETRIED_ERRORS) and not isinstance(error, DataLossError):
         return 1
     if rank.rank == 0:
         Heartbeat(settings.data_dir, role, name).touch(REFUSED_STATE, why=str(error))
@@ -198,9 +201,9 @@ def _status_after(
 
 
 @contextlib.contextmanager
-def _disk_errors(role: str, settings: Settings) -> Iterator[None]:
-    """Raise an error of a full or broken disk as a DiskError, after which the supervisor starts the
-    role again; other errors stay as they are."""
+def _as_disk_error(role: str, settings: Settings) -> Iterator[None]:
+    """Raise the OSError of a full or broken disk as a DiskError, after which the supervisor
+    restarts the role. Other errors stay as they are."""
     try:
         yield
     except OSError as error:
@@ -208,13 +211,13 @@ def _disk_errors(role: str, settings: Settings) -> Iterator[None]:
             raise
         folder = Paths.of(settings, role).learned
         raise DiskError(
-            f"What {role} keeps in {folder} could not be written: {error.strerror}.",
-            "free space or mend the disk; it goes on by itself from what was written last.",
+            f"{role} could not write its files in {folder}: {error.strerror}.",
+            "free space or mend the disk; the role then continues by itself from its last files.",
         ) from error
 
 
 def _run_score(settings: Settings, stop: threading.Event) -> None:
-    """Score each event into the score topic until `stop`. Raises: SettingsError."""
+    """Write the score of each event to the score topic until `stop`. Raises: SettingsError."""
     from streamd.gpu import choose_device
     from streamd.scoring.role import run_score
 
@@ -224,12 +227,13 @@ def _run_score(settings: Settings, stop: threading.Event) -> None:
 
 
 def _leads(settings: Settings) -> bool:
-    """Whether this machine leads: of the members of one log only one scores, and joins."""
+    """Whether this machine leads its log, or is the only one: only the leader scores events and
+    joins outcomes."""
     return not settings.log.name or leads_here(settings.data_dir)
 
 
 def _run_trial(settings: Settings, stop: threading.Event) -> None:
-    """Join impressions and outcomes of the trial until `stop`. Raises: SettingsError."""
+    """Join the impressions and outcomes of the trial until `stop`. Raises: SettingsError."""
     from streamd.trials.trial_role import run_trial
 
     if lock_name(settings.data_dir, TRIAL, stop) is not None:
@@ -237,12 +241,63 @@ def _run_trial(settings: Settings, stop: threading.Event) -> None:
 
 
 def _run_train(settings: Settings, stop: threading.Event, rank: TorchrunRank) -> None:
-    """Run the trainer, or one rank of it, until `stop`; of several ranks that of the first."""
-    from streamd.gpu import choose_device, fix_torch, take_gpu
-    from streamd.models.architectures import unused_settings
+    """Run the trainer, or one rank of it, until `stop` is set on the first rank.
+
+    1. Set up the process, and compile the kernels.
+    2. Take the lock of the trainer on the first rank, before any rank reads the state that the
+       process before may still write.
+    3. Join the other ranks, and train.
+    """
     from streamd.registry.locks import lock_trainer
 
-    # Set up the process: learning yields to ingest and server.
+    # 1. Set up the process.
+    paths, beat, device = _prepare_rank(settings, stop, rank)
+
+    # 2. One trainer per data directory. Only the first rank has the lock and a port; the others
+    # write nothing but a heartbeat.
+    is_first = rank.rank == 0
+    lock = None
+    if is_first:
+        lock = wait_for_lock(lambda: lock_trainer(paths.learned), beat, stop)
+        if lock is None:
+            return
+    try:
+        if is_first:
+            open_port(
+                settings.telemetry.train_port,
+                settings.server.host,
+                beat,
+                ApiKeys(settings.server).allows,
+            )
+        if not stop.is_set():
+            # 3. Join and train.
+            with contextlib.ExitStack() as stack:
+                if is_first:
+                    stack.enter_context(_mlflow_log(settings, paths))
+                on_step = None
+                if is_first and settings.log.name:
+                    from streamd.replica.parts import training_in_term
+
+                    on_step = stack.enter_context(training_in_term(settings, paths, beat, stop))
+                # The other ranks stop with the first one.
+                ranks = _join(settings, rank, device, stop)
+                stack.callback(ranks.end)
+                own_stop = stop if is_first else threading.Event()
+                _learn(settings, device, ranks, beat, own_stop, on_step)
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _prepare_rank(
+    settings: Settings, stop: threading.Event, rank: TorchrunRank
+) -> tuple[Paths, Heartbeat, str]:
+    """Set up the process of a rank, and compile its kernels. Returns: the rank's directories, its
+    heartbeat, and its device, "cpu" or "cuda"."""
+    from streamd.gpu import choose_device, fix_torch, take_gpu
+    from streamd.models.architectures import unused_settings
+
+    # Ingest and server have priority over training.
     os.nice(settings.training.nice)
     fix_torch(settings.training.threads)
     logger.info("allocator", keeps_freed_memory=keep_freed_memory(os.environ))
@@ -260,45 +315,12 @@ def _run_train(settings: Settings, stop: threading.Event, rank: TorchrunRank) ->
         make_kernels_ready(should_stop=beat.until(stop, "preparing"))
     device = choose_device(settings.device, rank.size)
     metrics.gpu_in_use.set(device == "cuda")
-
-    # One trainer for each data directory. Of its ranks the first alone can be asked; the others
-    # write nothing but a heartbeat.
-    is_first = rank.rank == 0
-    lock = None
-    if is_first:
-        lock = once_unlocked(lambda: lock_trainer(paths.learned), beat, stop)
-        if lock is None:
-            return
-    try:
-        if is_first:
-            open_port(
-                settings.telemetry.train_port,
-                settings.server.host,
-                beat,
-                ApiKeys(settings.server).allows,
-            )
-        if not stop.is_set():
-            with contextlib.ExitStack() as stack:
-                if is_first:
-                    stack.enter_context(_logging_to_mlflow(settings, paths))
-                on_step = None
-                if is_first and settings.log.name:
-                    from streamd.replica.parts import training_in_term
-
-                    on_step = stack.enter_context(training_in_term(settings, paths, beat, stop))
-                # The others stop when the first one says so.
-                ranks = _join(settings, rank, device, stop)
-                stack.callback(ranks.end)
-                own_stop = stop if is_first else threading.Event()
-                _learn(settings, device, ranks, beat, own_stop, on_step)
-    finally:
-        if lock is not None:
-            os.close(lock)
+    return paths, beat, device
 
 
 @contextlib.contextmanager
-def _logging_to_mlflow(settings: Settings, paths: Paths) -> Iterator[None]:
-    """Log windows to MLflow in a thread of its own, if the settings ask for it."""
+def _mlflow_log(settings: Settings, paths: Paths) -> Iterator[None]:
+    """Log windows to MLflow in another thread inside the block, if the settings have a server."""
     if not settings.mlflow.tracking_uri:
         yield
         return
@@ -318,7 +340,8 @@ def _logging_to_mlflow(settings: Settings, paths: Paths) -> Iterator[None]:
 
 
 def _join(settings: Settings, rank: TorchrunRank, device: str, stop: threading.Event) -> "Ranks":
-    """Join the other ranks. stop: set by a signal. Raises: RanksError, SettingsError."""
+    """Join the other ranks. stop: set by a signal, ends the wait. Raises: RanksError,
+    SettingsError."""
     from streamd.ranks import ALONE, Ranks
 
     if rank.size == 1:
@@ -344,7 +367,7 @@ def _learn(
     stop: threading.Event,
     on_step: Callable[[str], None] | None,
 ) -> None:
-    """Learn until `stop` is set on the first rank. on_step: as of `Trainer`, None for none. Raises:
+    """Train until `stop` is set on the first rank. on_step: as in `Trainer`; None for none. Raises:
     FencedError if another trainer has taken over."""
     from streamd.eventlog.delivery import Wait
     from streamd.eventlog.reader import LogReader
@@ -352,7 +375,7 @@ def _learn(
     from streamd.training.trainer import Trainer
     from streamd.training.window_attempts import Stopped
 
-    # Several machines may share the directory of what is learned; each has a log of its own.
+    # Several machines may share the directory of versions and checkpoints; each has its own log.
     paths = Paths.of(settings, "train")
 
     def wait_for_ingest() -> None:
@@ -360,8 +383,8 @@ def _learn(
         if stop.is_set():
             raise Stopped
 
-    # The trainer waits for ingest to make the log. Where the log gets further sets or features, it
-    # goes on with a new reader.
+    # Wait for ingest to create the log. The trainer also returns when the log gets further sets or
+    # features, and starts again with a new reader.
     while not ranks.broadcast(stop.is_set()):
         reader = LogReader.open(paths.log, keep_keys=False)
         if ranks.all(reader is not None):

@@ -1,5 +1,5 @@
-"""The supervisor starts the roles as its children, restarts one that dies, kills one that gives no
-heartbeat, and stops them together.
+"""The supervisor starts the roles as its children, restarts one that dies, kills one that sends
+no heartbeat, and stops them together.
 
 It imports neither torch nor numba.
 """
@@ -15,6 +15,7 @@ from types import FrameType
 
 import structlog
 
+from streamd.daemon.child import Child, ChildState
 from streamd.daemon.heartbeat_watch import HeartbeatWatch
 from streamd.daemon.reload import RELOADED, is_terminal, read_again
 from streamd.errors import SettingsError
@@ -27,28 +28,28 @@ from streamd.telemetry.heartbeat import STALLED_SECONDS
 
 logger = structlog.get_logger()
 STOP_SECONDS = 30.0
-"""How long a role may take to stop before it is killed: a trainer may be writing a checkpoint."""
+"""Time that a role may take to stop before it is killed: a trainer may be writing a checkpoint."""
 MAX_BACKOFF_SECONDS = 30.0
-"""Longest pause before a role is started again: a broker that is back is noticed soon."""
+"""Longest pause before a restart, short enough that a role soon notices a broker that is back."""
 SILENT_SECONDS = STALLED_SECONDS
-"""A role that has sent no heartbeat for so long cannot watch itself: it is killed. Its own
-watchdog waits as long for a loop that stalls."""
+"""A role that has sent no heartbeat for this long is killed, since its own watchdog, which waits as
+long for a stalled loop, does not run."""
 STEADY_SECONDS = 60.0
-"""A role that ran so long begins again with the shortest pause."""
+"""After a role ran this long, its next restart has the shortest pause again."""
 MAX_FIRST_FAILURES = 3
-"""A role that ends so often without one heartbeat will not come to run by itself."""
+"""A role that dies this often before its first heartbeat is given up, and the daemon ends."""
 REFUSED = 2
-"""Exit status of a role whose settings are wrong: the daemon ends with it."""
+"""Exit status of a role whose settings are wrong; the daemon ends too."""
 ROLE_REFUSED = 3
-"""Exit status of a role that refuses its data, as after a loss in Kafka: it is not started again,
-the others go on."""
+"""Exit status of a role that refuses its data, for example after Kafka lost records: it is not
+restarted, and the other roles continue."""
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "NUMBA_NUM_THREADS",
 )
-"""Variables that OpenMP, MKL, OpenBLAS and numba read once, as they are loaded."""
+"""Variables that OpenMP, MKL, OpenBLAS and numba read only when they are loaded."""
 
 
 def role_environment(settings: Settings, role: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -64,8 +65,8 @@ def role_environment(settings: Settings, role: str, environ: Mapping[str, str]) 
 
 
 class Supervisor:
-    """Starts the roles, restarts one that dies after growing pauses, kills one that gives no sign
-    of life, and stops them together."""
+    """Starts the roles, restarts one that dies after growing pauses, kills one that sends no
+    heartbeat, and stops them together."""
 
     def __init__(
         self,
@@ -75,28 +76,17 @@ class Supervisor:
     ) -> None:
         """roles: None for those of the settings. read: reads the settings again at SIGHUP; without
         it the signal changes nothing."""
-        asked_for = roles_here(settings)
-        roles = asked_for if roles is None else roles
+        configured = roles_here(settings)
+        roles = configured if roles is None else roles
         self._settings = settings
         self._read = read or (lambda: settings)
         self._hangup = threading.Event()
-        self._replaced: set[str] = set()
-        """Roles that end in order to start again with other settings."""
-        # Several servers share one port, each under a name of its own.
-        servers = server_names(settings.server.workers)
-        self._roles = tuple(
-            name for role in roles for name in (servers if role == "serve" else (role,))
-        )
-        """Names under which the roles run; a role has its own but for further servers."""
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._started: dict[str, float] = {}
-        self._due: dict[str, float] = {}
-        self._failures = dict.fromkeys(self._roles, 0)
-        self._refused: set[str] = set()
-        self._heartbeats = HeartbeatWatch(lambda name: Paths.of(settings, name).learned)
-        self._beaten: set[str] = set()
-        """Roles that wrote a heartbeat once: they are started again however often they die."""
         self._stop = threading.Event()
+        # Several servers share one port, each under its own name.
+        servers = server_names(settings.server.workers)
+        names = [name for role in roles for name in (servers if role == "serve" else (role,))]
+        self._children = {name: Child(name) for name in names}
+        self._heartbeats = HeartbeatWatch(lambda name: Paths.of(settings, name).learned)
 
     def run(self) -> int:
         """Run the roles until a signal.
@@ -104,14 +94,15 @@ class Supervisor:
         Returns: exit status, 2 if a role refuses its settings or never starts up, or if all refuse
         their data. Raises: SettingsError if data_dir is unusable or two roles have the same port.
         """
-        check_ports([one for one in listeners_here(self._settings) if one.name in self._roles])
+        listeners = listeners_here(self._settings)
+        check_ports([one for one in listeners if one.name in self._children])
         make_data_dir(self._settings.data_dir)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGHUP, lambda *_: self._hangup.set())
         had_terminal = is_terminal()
-        for role in self._roles:
-            self._start(role)
+        for child in self._children.values():
+            self._start(child)
         status = 0
         while not self._stop.wait(0.1):
             if self._hangup.is_set():
@@ -127,143 +118,134 @@ class Supervisor:
         self._stop_all()
         return status
 
+    def _processes(self) -> dict[str, subprocess.Popen[bytes]]:
+        """The processes by name, without those of roles that are paused or have ended."""
+        children = self._children.values()
+        return {child.name: child.process for child in children if child.process is not None}
+
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         """Stop the roles at the first signal; pass on a second one, which ends a drain."""
         if self._stop.is_set():
-            for child in self._children.values():
-                child.terminate()
+            for process in self._processes().values():
+                process.terminate()
         self._stop.set()
 
     def _reload(self) -> None:
         """Read the settings again, and restart ingest if they declare further sets or features, or
         other sources. The other roles continue: they see the change in the log.
 
-        It refuses settings that a running daemon cannot adopt, and changes nothing then.
+        If the settings are wrong, or differ in a key that needs a restart, nothing changes.
         """
         settings, differ = read_again(self._settings, self._read, RELOADED)
         self._settings = settings
-        child = self._children.get("ingest")
-        if differ and child is not None:
-            self._replaced.add("ingest")
-            child.terminate()
+        if differ and "ingest" in self._children:
+            self._children["ingest"].replace()
 
-    def _start(self, name: str) -> None:
-        """Start the process of a role, or of a further server, by its name."""
+    def _start(self, child: Child) -> None:
+        """Start the process of a role, or of one of several servers."""
+        name = child.name
         role = name if name in ALL_ROLES else "serve"
-        named = () if name == role else ("--name", name)
+        options = () if name == role else ("--name", name)
         self._heartbeats.begin(name, time.monotonic())
         env = role_environment(self._settings, role, os.environ) | {SUPERVISED_BY: str(os.getpid())}
-        self._children[name] = subprocess.Popen(
-            [*PYTHON, "-m", "streamd", "run", "--role", role, *named], env=env
+        process = subprocess.Popen(
+            [*PYTHON, "-m", "streamd", "run", "--role", role, *options], env=env
         )
-        self._started[name] = time.monotonic()
-        logger.info("role_started", child=name, pid=self._children[name].pid)
+        child.start(process, time.monotonic())
+        logger.info("role_started", child=name, pid=process.pid)
 
     def _watch(self) -> int | None:
-        """Look at each role once, and start those that are due.
+        """Check each role once, and start those whose pause is over.
 
         Returns: the exit status with which the daemon must end, None if it continues.
         """
         now = time.monotonic()
-        for role in self._roles:
-            if role in self._refused:
+        for child in self._children.values():
+            if child.state is ChildState.ENDED:
                 continue
-            # A role that is not running is started when its pause is over.
-            child = self._children.get(role)
-            if child is None:
-                if now >= self._due[role]:
-                    self._start(role)
-            elif (status := child.poll()) is not None:
-                # A start that replaces this one must not be given up because it was slow to beat.
-                self._note_heartbeat(role)
-                if role in self._replaced:
-                    self._replaced.remove(role)
-                    self._start(role)
-                elif self._is_over(role, status, now):
+            if child.process is None:
+                if now >= child.due_at:
+                    self._start(child)
+            elif (status := child.process.poll()) is not None:
+                # A process that sends its first heartbeat late must not count against a role that
+                # ran before.
+                if self._heartbeats.has_begun(child.name):
+                    child.is_proven = True
+                if child.state is ChildState.REPLACED:
+                    self._start(child)
+                elif self._must_end(child, status, now):
                     return REFUSED
             else:
-                self._kill_where_silent(role, child, now)
+                self._kill_if_silent(child, child.process, now)
         return None
 
-    def _note_heartbeat(self, role: str) -> None:
-        """Note that a role which ended had written a heartbeat, itself or through its first
-        rank."""
-        if self._heartbeats.has_begun(role):
-            self._beaten.add(role)
-
-    def _kill_where_silent(self, role: str, child: subprocess.Popen[bytes], now: float) -> None:
+    def _kill_if_silent(self, child: Child, process: subprocess.Popen[bytes], now: float) -> None:
         """Kill a role that is stopped, or whose own watchdog does not run."""
-        # Before its first sign a role is never silent: imports may take any time.
-        silent = self._heartbeats.silent_seconds(role, now)
+        # No role is silent before its first heartbeat: imports may take any time.
+        silent = self._heartbeats.silent_seconds(child.name, now)
         if silent < SILENT_SECONDS:
             return
         logger.error(
             "role_silent",
-            child=role,
-            pid=child.pid,
+            child=child.name,
+            pid=process.pid,
             seconds=round(silent),
             meaning="it is stopped or stuck: it sent no heartbeat",
             action="it is killed and started again",
         )
         # A stopped process ends by no other signal; one that waits for a disk ends later.
-        child.kill()
-        self._beaten.add(role)
-        self._heartbeats.begin(role, now)
+        process.kill()
+        child.is_proven = True
+        self._heartbeats.begin(child.name, now)
 
-    def _is_over(self, role: str, status: int, now: float) -> bool:
-        """Handle the end of a role: plan its next start, if another start can help.
+    def _must_end(self, child: Child, status: int, now: float) -> bool:
+        """Handle the end of a role's process: plan its next start, if that can help.
 
         Args: status: its exit status; now: monotonic seconds. Returns: whether the daemon must end.
         """
-        # Wrong settings or data end the next start too.
-        if status == REFUSED:
-            logger.error("role_refused", child=role, hint="see its message above")
-            return True
-        if status == ROLE_REFUSED:
-            self._refused.add(role)
-            del self._children[role]
-            logger.error(
-                "role_refused",
-                child=role,
-                hint="see its message above",
-                meaning="the other roles go on",
-            )
-            return self._refused.issuperset(self._roles)
+        # Wrong settings or data would end the next process too.
+        if status in (REFUSED, ROLE_REFUSED):
+            child.end()
+            others = {} if status == REFUSED else {"meaning": "the other roles continue"}
+            logger.error("role_refused", child=child.name, hint="see its message above", **others)
+            ended = [one.state is ChildState.ENDED for one in self._children.values()]
+            return status == REFUSED or all(ended)
 
-        # It died. One that never wrote a heartbeat is given up after a few times.
-        if role not in self._beaten and self._failures[role] + 1 >= MAX_FIRST_FAILURES:
+        # It died. A role that never sent a heartbeat is given up after a few tries.
+        if not child.is_proven and child.num_failures + 1 >= MAX_FIRST_FAILURES:
+            child.end()
             logger.error(
                 "role_never_ran",
-                child=role,
+                child=child.name,
                 status=status,
                 attempts=MAX_FIRST_FAILURES,
                 action="see its messages above; then start the daemon again",
             )
             return True
 
-        # Others are started again, after 0.5 s, 1 s, 2 s and so on.
-        if now - self._started[role] > STEADY_SECONDS:
-            self._failures[role] = 0
-        pause = min(MAX_BACKOFF_SECONDS, 0.5 * 2 ** self._failures[role])
-        self._failures[role] += 1
-        self._due[role] = now + pause
-        del self._children[role]
-        logger.warning("role_died", child=role, status=status, restart_seconds=pause)
+        # Otherwise it is started again, after 0.5 s, 1 s, 2 s and so on.
+        if now - child.started_at > STEADY_SECONDS:
+            child.num_failures = 0
+        pause = min(MAX_BACKOFF_SECONDS, 0.5 * 2**child.num_failures)
+        child.num_failures += 1
+        child.pause(now + pause)
+        logger.warning("role_died", child=child.name, status=status, restart_seconds=pause)
         return False
 
     def _stop_all(self) -> None:
         """Stop all roles together, and kill those that have not ended in time."""
-        for child in self._children.values():
-            child.terminate()
+        processes = self._processes()
+        for process in processes.values():
+            process.terminate()
         patience = STOP_SECONDS + self._settings.server.drain_seconds
         deadline = time.monotonic() + patience
-        for role, child in self._children.items():
+        for name, process in processes.items():
             try:
-                child.wait(max(0.1, deadline - time.monotonic()))
+                process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                logger.error("role_killed", child=role, after_seconds=patience)
-                child.kill()
-                child.wait()
+                logger.error("role_killed", child=name, after_seconds=patience)
+                process.kill()
+                process.wait()
 
 
 def make_data_dir(path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Starts the trainer's ranks on this machine by torchrun, whose agent this process becomes, and
-restarts all of them after one ends."""
+"""Runs torchrun's agent in this process: it starts the trainer's ranks on this machine, and
+restarts all of them after one dies."""
 
 import os
 import tempfile
@@ -17,20 +17,22 @@ logger = structlog.get_logger()
 RANK = (*PYTHON, "-m", "streamd", "run", "--role", "train")
 """Command of one rank."""
 MAX_RESTARTS = 3
-"""How often the ranks are started again at once. Then the agent ends too, and its supervisor, which
-makes pauses, starts it again."""
+"""Restarts of the ranks without a pause. Then the agent ends, and its supervisor restarts it after
+a pause."""
 UNSHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-"""Variable that, where it is 1, gives the ranks a store of their own at each start. The agent's
-store, which they share otherwise, still holds what a killed rank left there."""
+"""Variable that, if it is 1, gives the ranks a new rendezvous store at each start. The agent's own
+store, the default, still has the entries of killed ranks."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Variable that names the network interface at which gloo listens, to whoever connects."""
+"""Variable with the network interface on which gloo listens; here by default loopback, since gloo
+accepts any connection."""
 
 
 def run_ranks(settings: Settings, command: Sequence[str] = RANK) -> int:
-    """Run `training.ranks` ranks until a signal, which ends them in order.
+    """Run `training.ranks` ranks until a signal, which lets them end by themselves.
 
-    command: of one rank. Returns: exit status: that of a rank which refuses settings or data, 1 if
-    ranks died more than MAX_RESTARTS times. Raises: SettingsError if data_dir is unusable.
+    command: of one rank. Returns: 0 after a signal; REFUSED or ROLE_REFUSED if a rank refused its
+    settings or data; 1 if ranks died more than MAX_RESTARTS times. Raises: SettingsError if
+    data_dir is unusable.
     """
     # Set up the process: its end, its logs, and what its children inherit.
     end_with_supervisor()
@@ -42,12 +44,12 @@ def run_ranks(settings: Settings, command: Sequence[str] = RANK) -> int:
     os.environ.update({INTERFACE: "lo"} | inherited | {UNSHARED_STORE: "1"})
     os.environ[SUPERVISED_BY] = str(os.getpid())
 
-    # torch is loaded only where there are ranks to start.
+    # Only a start of several ranks imports torch in this process.
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    # torchrun would start again ranks that refuse, so it is not asked to: each try is a new group.
+    # torchrun's own restarts would also restart ranks that refused, so each try is a new group.
     with tempfile.TemporaryDirectory(prefix="streamd-ranks-") as folder:
         agent = [
             "--standalone",
@@ -69,7 +71,7 @@ def run_ranks(settings: Settings, command: Sequence[str] = RANK) -> int:
                 ends = {rank: failure.exitcode for rank, failure in error.failures.items()}
             logger.warning("ranks_ended", statuses=ends, restarts_left=restarts_left)
 
-            # A rank ended by itself because of settings or data: a restart would end the same.
+            # If a rank refused its settings or data, a restart would end in the same way.
             if REFUSED in ends.values():
                 return REFUSED
             if ROLE_REFUSED in ends.values():
@@ -79,8 +81,8 @@ def run_ranks(settings: Settings, command: Sequence[str] = RANK) -> int:
 
 
 def _report_refusal(settings: Settings, ends: dict[int, int]) -> None:
-    """Write the refusal to the role's heartbeat, unless the first rank has done so: the other ranks
-    only log theirs."""
+    """Write the refusal to the role's heartbeat, unless the first rank did: other ranks only log
+    theirs."""
     if "train" not in refusals(settings.data_dir, ["train"]):
         ranks = [str(rank) for rank, status in ends.items() if status == ROLE_REFUSED]
         why = f"rank {', '.join(ranks)} refused its data; its log lines say why"

@@ -463,7 +463,7 @@ begin_at_zero(versions, ("true", "false"))
 begin_at_zero(archive_rounds, ("stored", "failed"))
 
 
-def say_build() -> None:
+def export_build_info() -> None:
     """Export the versions of the running software; torch's is read without importing it."""
     build_info.labels(__version__, platform.python_version(), version("torch")).set(1)
 

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from streamd.daemon import run_role as daemon
 from streamd.daemon.reload import reload_at_hangup
-from streamd.daemon.run_role import BEGIN_AGAIN, run_role
+from streamd.daemon.run_role import RUN_AGAIN, run_role
 from streamd.errors import FencedError
 from streamd.telemetry.heartbeat import Heartbeat, leads_here
 from streamd.telemetry.logs import LeastLevel
@@ -75,7 +75,7 @@ def deposed(monkeypatch):
     monkeypatch.setattr(daemon, "end_with_supervisor", lambda _: None)
 
 
-@pytest.mark.parametrize(("member", "status"), [("standby", BEGIN_AGAIN), ("leader", 3)])
+@pytest.mark.parametrize(("member", "status"), [("standby", RUN_AGAIN), ("leader", 3)])
 def test_a_standby_that_was_deposed_begins_again_and_counts_as_leader_no_more(tmp_path, monkeypatch, member, status):
     deposed(monkeypatch)
     beat = Heartbeat(tmp_path, "ingest")
@@ -98,7 +98,7 @@ def run(*_):
     if os.environ.get("AGAIN"):
         return 0
     os.environ["AGAIN"] = "1"
-    return run_role.BEGIN_AGAIN
+    return run_role.RUN_AGAIN
 run_role.run_role = run
 main.main()
 """

@@ -154,7 +154,7 @@ def test_a_server_that_is_away_is_told_once_and_gets_all_later(tmp_path, monkeyp
 @needs_client
 def test_the_trainers_process_logs_in_a_thread_until_it_ends(tmp_path):
     s = settings(tmp_path / "data", mlflow__tracking_uri=str(tmp_path / "mlruns"))
-    with run_role._logging_to_mlflow(s, Paths.of(s, "train")):
+    with run_role._mlflow_log(s, Paths.of(s, "train")):
         append_record(tmp_path / "data", record(0))
         deadline = time.monotonic() + 60
         while not (tmp_path / "data/train/mlflow.json").exists():
@@ -175,6 +175,6 @@ def test_without_the_client_it_is_said_what_to_install(tmp_path, monkeypatch):
     check = run_check("mlflow", s)
     assert not check.good and "pip install 'streamd-gnn[mlflow]'" in check.seen
     assert run_check("mlflow", settings(tmp_path)).seen == "not used"
-    with capture_logs() as said, run_role._logging_to_mlflow(s, Paths.of(s, "train")):
+    with capture_logs() as said, run_role._mlflow_log(s, Paths.of(s, "train")):
         pass
     assert [one["event"] for one in said] == ["mlflow_not_installed"]

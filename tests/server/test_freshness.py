@@ -64,7 +64,7 @@ def test_the_time_to_an_answer_is_from_a_commit_until_its_events_are_shown():
 def test_metrics_are_told_in_the_form_that_was_asked_for(tmp_path):
     state = World.of(tmp_path, settings(tmp_path)).state
     client = TestClient(create_app(state), "http://localhost")
-    metrics.say_build()
+    metrics.export_build_info()
 
     def get(accept, encoding="identity"):
         return client.get("/metrics", headers={"accept": accept, "accept-encoding": encoding})

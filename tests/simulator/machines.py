@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from streamd.daemon.log_roles import run_archive, run_follow, run_ingest
-from streamd.daemon.run_role import TRIED_AGAIN, _disk_errors
+from streamd.daemon.run_role import RETRIED_ERRORS, _as_disk_error
 from streamd.errors import DataLossError, FencedError, StreamdError
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.store import manifests
@@ -166,7 +166,7 @@ class Machine:
 
         def main():
             try:
-                with _disk_errors(role, self.settings):
+                with _as_disk_error(role, self.settings):
                     self._mains[role](self.settings, stop)
             except StreamdError as error:
                 process.ended = error
@@ -236,4 +236,4 @@ class Machine:
         """As `run_role` and the supervisor decide it."""
         if isinstance(error, FencedError):
             return self.settings.log.member != "leader" or self.world.faults.fences(error)
-        return isinstance(error, TRIED_AGAIN) and not isinstance(error, DataLossError)
+        return isinstance(error, RETRIED_ERRORS) and not isinstance(error, DataLossError)

@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from streamd.daemon.role_lock import once_unlocked
+from streamd.daemon.role_lock import wait_for_lock
 from streamd.eventlog.journal.tail import JournalTail
 from streamd.eventlog.upkeep.holds import Hold, write_hold
 from streamd.registry import Registry
@@ -31,7 +31,7 @@ def run_train(settings, stop, chance):
     """The role, as `streamd.daemon.run_role` runs it. chance: random numbers of this process."""
     paths = Paths.of(settings, "train")
     beat = Heartbeat(paths.learned, "train", paths.role)
-    lock = once_unlocked(lambda: lock_trainer(paths.learned), beat, stop)
+    lock = wait_for_lock(lambda: lock_trainer(paths.learned), beat, stop)
     if lock is None:
         return
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamd.daemon.run_role import _disk_errors
+from streamd.daemon.run_role import _as_disk_error
 from streamd.errors import DiskError
 from streamd.events import Schema
 from streamd.registry import Registry
@@ -21,11 +21,11 @@ SCHEMA = Schema(2, 0, 0)
 
 def test_what_a_full_disk_does_not_take_is_a_disk_error_and_nothing_else_is(tmp_path):
     s = settings(tmp_path, training__checkpoint_dir=tmp_path / "kept")
-    with pytest.raises(DiskError, match=f"What train keeps in {tmp_path}/kept could not be written: No space left"), _disk_errors("train", s):
+    with pytest.raises(DiskError, match=f"train could not write its files in {tmp_path}/kept: No space left"), _as_disk_error("train", s):
         Path("/dev/full").write_bytes(b"1")
-    with pytest.raises(DiskError, match=f"What serve keeps in {tmp_path} could"), _disk_errors("serve", s):
+    with pytest.raises(DiskError, match=f"serve could not write its files in {tmp_path}"), _as_disk_error("serve", s):
         Path("/dev/full").write_bytes(b"1")
-    with pytest.raises(FileNotFoundError), _disk_errors("train", s):
+    with pytest.raises(FileNotFoundError), _as_disk_error("train", s):
         (tmp_path / "nothing").read_bytes()
 
 
@@ -54,7 +54,7 @@ def test_a_full_disk_is_said_by_name_and_the_next_start_goes_on(tmp_path):
         _, said = child.communicate(timeout=220)
         assert child.returncode == 1 and "Traceback" not in said, said
         refused, = [line for line in said.splitlines() if "refused" in line]
-        assert "DiskError" in refused and f"What train keeps in {path} could not be written: No space left" in refused
+        assert "DiskError" in refused and f"train could not write its files in {path}: No space left" in refused
 
         # Once there is room, the next start learns.
         filler.unlink()
