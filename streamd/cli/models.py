@@ -1,6 +1,7 @@
 """The `streamd models` commands list and show model versions, and change the champion by hand."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ from rich.table import Table
 from streamd.cli.options import ConfigOption, DataOption, err, out, settings_of
 from streamd.cli.table_output import print_table
 from streamd.clock import utc
-from streamd.errors import VersionError
+from streamd.errors import UntakenError, VersionError
 from streamd.windows.intervals import score_text
 
 WAIT_SECONDS = 60.0
@@ -74,7 +75,8 @@ def models_promote(
     data_dir: DataOption = None,
 ) -> None:
     """Make a version champion; the trainer continues from its weights."""
-    _print_outcome(_moves(config, data_dir).promote(name, "operator", why))
+    moves = _moves(config, data_dir)
+    _print_outcome(lambda: moves.promote(name, "operator", why))
 
 
 @models_app.command("rollback")
@@ -84,7 +86,8 @@ def models_rollback(
     data_dir: DataOption = None,
 ) -> None:
     """Make the last proven version champion; the trainer continues from its weights."""
-    _print_outcome(_moves(config, data_dir).rollback("operator", why))
+    moves = _moves(config, data_dir)
+    _print_outcome(lambda: moves.rollback("operator", why))
 
 
 def _moves(config: Path | None, data_dir: Path | None) -> Any:
@@ -100,10 +103,19 @@ def _moves(config: Path | None, data_dir: Path | None) -> Any:
     return moves_by_request(settings, registry, WAIT_SECONDS)
 
 
-def _print_outcome(done: Any) -> None:
-    """Print the outcome of a move; exit with status 1 if the trainer has not answered yet."""
+def _print_outcome(move: Callable[[], Any]) -> None:
+    """Make a move and print its outcome; exit with status 1 if it is made only later, or if the
+    trainer has not answered yet."""
     from streamd.registry.outcome import Waiting
 
+    try:
+        done = move()
+    except UntakenError as error:
+        if not error.request:
+            raise
+        text = f"queued as {error.request}: ingest makes the move with its next commit, even after "
+        err.print(f"{text}a restart; do not repeat it", soft_wrap=True)
+        raise typer.Exit(1) from None
     if isinstance(done, Waiting):
         text = f"asked by request {done.request}; the trainer has not answered yet"
         err.print(text, soft_wrap=True)

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
+from typer.testing import CliRunner
 
+from streamd.cli.main import app
 from streamd.errors import UntakenError, VersionError
 from streamd.eventlog import line_outbox as outbox
 from streamd.eventlog.delivery import Wait
@@ -103,6 +105,29 @@ def test_a_move_that_ingest_does_not_take_in_time_is_named_and_made_later_before
     assert registry.journal.last().request == request
     with pytest.raises(VersionError, match="no version to roll back to"):
         registry.rollback("operator", "again")
+
+
+@pytest.mark.usefixtures("ingest_asleep")
+def test_a_command_says_that_its_move_is_queued_which_a_later_ingest_makes_once(path, monkeypatch):
+    for n in (1, 2):
+        of(path).publish(candidate(n))
+    monkeypatch.setattr(Registry, "of", classmethod(lambda cls, chosen: of(path)))
+    # As while ingest connects to a broker that does not answer.
+    log = LogWriter(path, Schema())
+    run = CliRunner().invoke(app, ["models", "rollback", "--data-dir", str(path)])
+    assert run.exit_code == 1 and run.stdout == "" and "queued as " in run.stderr and "do not repeat it" in run.stderr
+    queued = run.stderr.split("queued as ")[1].split(":")[0]
+    again = CliRunner().invoke(app, ["models", "promote", "12-2", "--data-dir", str(path)])
+    assert isinstance(again.exception, UntakenError) and again.exception.request == "", "not made, an error, status 2"
+    # Ingest is killed before it connects, and begins again.
+    log.files.close()
+    assert of(path).champion() == "12-2"
+    log = LogWriter(path, Schema())
+    log.show_acknowledged()
+    assert [m.request for m in of(path).journal.moves()][2:] == [queued] and of(path).champion() == "11-1"
+    log.close()
+    run = CliRunner().invoke(app, ["models", "promote", "12-2", "--data-dir", str(path)])
+    assert (run.exit_code, run.stdout) == (0, "champion: 12-2\n")
 
 
 @pytest.mark.usefixtures("ingest_asleep")
