@@ -62,12 +62,14 @@ class LearnedLines:
         """Directory of the log that takes new lines, None if the local file does."""
         return self._log if self._log is not None and keeps_learned_lines(self._log) else None
 
-    def source(self) -> LineSource:
-        """The file that has the lines now."""
+    def source(self, until: int | None = None) -> LineSource:
+        """The file that has the lines now. until: the last commit of which they count; a local
+        file has no commits, so all its lines count."""
         log = self.in_log
         if log is None or self._local.exists():
             return LineSource(self._local, 0)
-        return self._in(log)
+        source = self._in(log)
+        return source if until is None else source._replace(published=min(until, source.published))
 
     def _in(self, log: Path) -> LineSource:
         """The published lines of a log."""

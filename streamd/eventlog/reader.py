@@ -56,13 +56,16 @@ class LogReader:
         """The newest changes that the followers have applied, as `_newest` counts them."""
 
     @classmethod
-    def open(cls, data_dir: Path, keep_keys: bool = True) -> "LogReader | None":
+    def open(
+        cls, data_dir: Path, keep_keys: bool = True, until: int | None = None
+    ) -> "LogReader | None":
         """Open a reader at the newest published commit.
 
         Args:
             data_dir (Path): the data directory of a log.
             keep_keys (bool, default True): whether to keep the external keys of nodes; those of a
                 million nodes take 0.2 GB.
+            until (int, optional): the last commit that the reader ever reads.
 
         Returns: the reader; None if ingest has not made the log yet.
 
@@ -71,7 +74,7 @@ class LogReader:
             TGUFError: a segment is gone or damaged.
             DataDirectoryError: a file is shorter than its committed part.
         """
-        while (tail := JournalTail.open(data_dir)) is not None:
+        while (tail := JournalTail.open(data_dir, until)) is not None:
             try:
                 return cls(tail, keep_keys)
             except TGUFError:
@@ -187,7 +190,7 @@ class LogReader:
 
         # Deletes come last.
         self._take_keys()
-        self._take_deletions()
+        self.take_deletions(self.state)
 
     @contextmanager
     def supposing(self, keys: Sequence[Key], events: SupposedEvents) -> Iterator[None]:
@@ -265,9 +268,10 @@ class LogReader:
         # both are hidden.
         self.deletions.retire(np.array(removed, np.int64))
 
-    def _take_deletions(self) -> None:
+    def take_deletions(self, state: LogState) -> None:
+        """Hide the rows that are deleted as of a state, which may be later than the reader's."""
         self._late.take(self.state)
-        rows = np.frombuffer(self._new_deletions.new(self.state), DELETION)
+        rows = np.frombuffer(self._new_deletions.new(state), DELETION)
         self.deletions.take(rows, lambda *names: find_edges(self._segments, self._late, *names))
 
         # A deleted node's key may come back as a new node, which must keep its own id.

@@ -119,9 +119,10 @@ class ModelJournal:
             self._lines.settle()
             yield
 
-    def moves(self) -> list[Move]:
-        """Read all moves, oldest first, without a torn last line and lines that are no moves."""
-        lines = self._lines.source().lines()
+    def moves(self, until: int | None = None) -> list[Move]:
+        """Read all moves, oldest first, without a torn last line and lines that are no moves.
+        until: the last commit of which they count, in a log that has them."""
+        lines = self._lines.source(until).lines()
         return [move for line in lines if (move := self._decoded(line))]
 
     def recent(self) -> tuple[list[Move], int]:

@@ -88,6 +88,18 @@ class VersionLines:
                 self._take(msgspec.json.decode(line, type=VersionLine))
         return self._versions
 
+    def made_until(self, commit: int) -> list[VersionLine]:
+        """The lines of the versions that the log had as of a commit, oldest first: made until then
+        and not removed until then."""
+        made: dict[str, VersionLine] = {}
+        for text in self._lines.source(commit).lines() if self.is_in_use else ():
+            line = msgspec.json.decode(text, type=VersionLine)
+            if not line.removed:
+                made[line.name] = line
+            elif line.removed == "version":
+                made.pop(line.name, None)
+        return list(made.values())
+
     def _take(self, line: VersionLine) -> None:
         known = self._versions.pop(line.name, None)
         self.removed.discard(line.name)

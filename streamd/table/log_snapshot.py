@@ -269,15 +269,15 @@ class LogSnapshot:
 
     def windows(self) -> Any:
         """The finished windows with their scores, as a pyarrow.RecordBatchReader."""
-        return self.read(windows(self._log.data_dir), "windows")
+        return self.read(windows(self._log.data_dir, self.commit), "windows")
 
     def versions(self) -> Any:
         """The versions of the model that are kept, as a pyarrow.RecordBatchReader."""
-        return self.read(versions(self._log.data_dir), "versions")
+        return self.read(versions(self._log.data_dir, self.commit), "versions")
 
     def moves(self) -> Any:
         """The moves of the champion, as a pyarrow.RecordBatchReader."""
-        return self.read(moves(self._log.data_dir), "moves")
+        return self.read(moves(self._log.data_dir, self.commit), "moves")
 
     def embeddings(
         self,
@@ -326,7 +326,7 @@ class LogSnapshot:
             out[f"nodes_{name}"] = LogNodes(self._log, self._keys, number)
         out["labels"] = Labels(self._log, self._keys)
         for make in (windows, versions, moves):
-            out[make.__name__] = make(self._log.data_dir)
+            out[make.__name__] = make(self._log.data_dir, self.commit)
         return out
 
     def read(

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from streamd.registry.manifest import Manifest
 from streamd.registry.registry import FOLDER, Registry, read_manifests
+from streamd.registry.version_lines import VersionLine
 from streamd.settings.loading import ModelSettings
 from streamd.settings.paths import Paths
 from streamd.table.arrow_columns import TIME
@@ -85,25 +86,36 @@ class Records:
             yield self._rows.num_rows, {name: self._rows.column(name) for name in columns}
 
 
-def windows(data_dir: Path) -> Records:
-    """The finished windows, oldest first."""
-    return Records(WINDOWS, lambda: [_window_row(one) for one in HistoryReader(data_dir).refresh()])
+def windows(data_dir: Path, commit: int) -> Records:
+    """The finished windows as of a commit, oldest first."""
+
+    def read() -> list[dict[str, Any]]:
+        return [_window_row(one) for one in HistoryReader(data_dir, commit).refresh()]
+
+    return Records(WINDOWS, read)
 
 
-def versions(data_dir: Path) -> Records:
-    """The versions of the model that are still kept, oldest first."""
+def versions(data_dir: Path, commit: int) -> Records:
+    """The versions of the model that were kept as of a commit, oldest first. One that was removed
+    since has only the columns of its line in the log."""
 
     def read() -> list[dict[str, Any]]:
         registry = registry_of(data_dir)
         if registry is None:
             return []
-        return [_version_row(registry, one) for one in read_manifests(registry)]
+        rows = {one.name: _version_row(registry, one) for one in read_manifests(registry)}
+        lines = registry.version_lines
+        # Without lines in the log, as in one of several machines, they are those of now.
+        if not lines.is_in_use or not lines.versions():
+            return list(rows.values())
+        made = lines.made_until(commit)
+        return [rows.get(line.name) or _removed_row(line) for line in made]
 
     return Records(VERSIONS, read)
 
 
-def moves(data_dir: Path) -> Records:
-    """The moves of the champion, oldest first."""
+def moves(data_dir: Path, commit: int) -> Records:
+    """The moves of the champion as of a commit, oldest first."""
 
     def read() -> list[dict[str, Any]]:
         registry = registry_of(data_dir)
@@ -118,7 +130,7 @@ def moves(data_dir: Path) -> Records:
                 "who": one.who,
                 "why": one.why,
             }
-            for one in registry.journal.moves()
+            for one in registry.journal.moves(commit)
         ]
 
     return Records(MOVES, read)
@@ -178,6 +190,16 @@ def _version_row(registry: Registry, one: Manifest) -> dict[str, Any]:
         "is_servable": registry.is_servable(one),
         "release": one.code,
         "created": round(one.created * 1e6),
+    }
+
+
+def _removed_row(line: VersionLine) -> dict[str, Any]:
+    return {
+        "version": line.name,
+        "end_event": line.edge,
+        "parent": line.parent,
+        "is_servable": False,
+        "created": round(line.created * 1e6),
     }
 
 

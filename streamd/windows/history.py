@@ -154,8 +154,10 @@ def _decode_record(line: bytes, path: Path, at_byte: int) -> WindowRecord | None
 class HistoryReader:
     """Follows the history as it grows. Owner: one thread."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, until: int | None = None) -> None:
+        """until: as of `LearnedLines.source`."""
         self._lines = LearnedLines(data_dir, WINDOWS, data_dir / FILE)
+        self._until = until
         self._at = self._inode = 0
         self.records: list[WindowRecord] = []
 
@@ -163,7 +165,7 @@ class HistoryReader:
         """Read all records so far; a line that is still being written is left for the next call."""
         # The file may have been truncated, replaced, or moved into the log: then read it from its
         # start.
-        source = self._lines.source()
+        source = self._lines.source(self._until)
         try:
             status = source.path.stat()
         except FileNotFoundError:

@@ -36,13 +36,15 @@ class JournalTail:
     another schema; then the state no longer changes.
     """
 
-    def __init__(self, data_dir: Path, published: int) -> None:
-        """published: an open descriptor of the file `published`, owned from here on.
+    def __init__(self, data_dir: Path, published: int, until: int | None = None) -> None:
+        """published: an open descriptor of the file `published`, owned from here on. until: the
+        last commit that the tail ever reads, None for no such bound.
 
         Use `open` to build a tail. Raises: JournalError.
         """
         self.data_dir = data_dir
         self._file = published
+        self._until = until
         # A tail has no `close`: the descriptor is closed with it.
         weakref.finalize(self, os.close, self._file)
         self.superseded = False
@@ -52,14 +54,14 @@ class JournalTail:
         self._is_open = True
 
     @classmethod
-    def open(cls, data_dir: Path) -> "JournalTail | None":
-        """Open a tail at the newest commit; None if ingest has not made the log yet. Raises:
-        JournalError."""
+    def open(cls, data_dir: Path, until: int | None = None) -> "JournalTail | None":
+        """Open a tail at the newest commit, with `until` at most at that one, for good; None if
+        ingest has not made the log yet. Raises: JournalError."""
         try:
             published = os.open(data_dir / "published", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-        return cls(data_dir, published)
+        return cls(data_dir, published, until)
 
     def refresh(self, until: int | None = None) -> bool:
         """Read the commits since the last call, with `until` up to that one. Returns: whether there
@@ -95,7 +97,8 @@ class JournalTail:
         return os.fstat(self._file).st_mtime
 
     def _published_seq(self) -> int:
-        return int.from_bytes(os.pread(self._file, 8, 0), "little")
+        published = int.from_bytes(os.pread(self._file, 8, 0), "little")
+        return published if self._until is None else min(published, self._until)
 
     def _newest_checkpoint(self, published: int) -> tuple[LogState, _Position]:
         """Read the newest published checkpoint at the start of a journal file, and the position
