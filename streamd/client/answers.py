@@ -14,8 +14,10 @@ Key = str | int
 
 
 class _Answer(Struct, frozen=True, kw_only=True):
-    """The base of all answers. Fields that a newer server adds are ignored. hint: why an asked key
-    may be wrong; empty if every key is a node, or if no node has a similar key."""
+    """The base of all answers. Fields that a newer server adds are ignored.
+
+    hint: the reason why a key of the request may have the wrong type; empty otherwise.
+    """
 
 
 # Requests
@@ -28,8 +30,14 @@ class TrialUnit(Struct, frozen=True):
 
 
 class ContextEvent(Struct, frozen=True, omit_defaults=True):
-    """An event of a source that the log does not have. time: None for the newest time in the log.
-    edge_set: None for that of the request."""
+    """An event of a source, for one request only.
+
+    Args:
+        dst: key of the destination.
+        time: int, in `stream.time_unit`. Default None: the time of the log's newest event.
+        features: list or dict, features of the edge. Default None.
+        edge_set: str. Default None: that of the request.
+    """
 
     dst: Key
     time: int | None = None
@@ -38,8 +46,16 @@ class ContextEvent(Struct, frozen=True, omit_defaults=True):
 
 
 class ScoreRequest(Struct, frozen=True, omit_defaults=True):
-    """A request to score candidates of a source. time: of the query, None for now. features,
-    context: of a source without events in the log."""
+    """A request to score candidates of a source.
+
+    Args:
+        src, dst: keys of the source and of the candidates.
+        time: int, time of the query. Default None: now.
+        edge_set: str, edge set of the pairs. Default None: the only declared one.
+        features: list or dict, features of a source without events in the log. Default None.
+        context: list[ContextEvent], events of such a source, oldest first. Default [].
+        trial: TrialUnit, the unit whose arm answers. Default None: no trial.
+    """
 
     src: Key
     dst: list[Key]
@@ -51,20 +67,29 @@ class ScoreRequest(Struct, frozen=True, omit_defaults=True):
 
 
 class Diversity(Struct, frozen=True):
-    """A limit on the nodes of an answer that share a value of a feature."""
+    """A limit on the number of nodes in an answer with the same value of a feature."""
 
     feature: str
     max_per_value: int
 
 
 class RecommendRequest(Struct, frozen=True, omit_defaults=True):
-    """A request for the best `k` destinations of a source.
+    """A request for the best destinations of a source.
 
-    kind: only destinations with this before their key's colon. exclude_seen: leave out the source's
-    last partners. exact: score all nodes. only: only these nodes. exclude: none of these. `where`:
-    feature of the nodes -> its value, a list of values, or a range as `{"gte": 10, "lt": 50}`.
-    reasons: give the reason of each score. features, context: as of `ScoreRequest`. trial: let the
-    arm of a unit answer.
+    Args:
+        src: key of the source.
+        k: int, number of destinations, at most 1,000. Default 10.
+        kind: str, text before the colon of a destination's key, to which the answer is limited.
+            Default None: any.
+        exclude_seen: bool, leave out the last partners of the source. Default False.
+        exact: bool, score all nodes instead of likely ones. Default False.
+        only: list, keys of the nodes that may be in the answer. Default None: all.
+        exclude: list, keys of nodes that must not be in the answer. Default [].
+        `where`: dict, feature -> its value, a list of values, or a range such as
+            `{"gte": 10, "lt": 50}`. Default {}: no filter.
+        diversity: Diversity, limit of nodes with the same value of a feature. Default None.
+        reasons: bool, return the reason of each score. Default False.
+        time, edge_set, features, context, trial: as in `ScoreRequest`.
     """
 
     src: Key
@@ -85,7 +110,7 @@ class RecommendRequest(Struct, frozen=True, omit_defaults=True):
 
 
 class Event(Struct, frozen=True, omit_defaults=True):
-    """An event as producers send it to Kafka; the README lists the fields of each type."""
+    """An event in the format of Kafka producers; docs/types.md lists the fields of each type."""
 
     type: Literal["edge", "node", "label", "delete"] = "edge"
     src: Key | None = None
@@ -103,8 +128,12 @@ class Event(Struct, frozen=True, omit_defaults=True):
 
 
 class AsOf(_Answer, frozen=True, kw_only=True):
-    """The model that answered, the end of its training, and the newest data that it used.
-    memory_edge: -1 from a server of an older release."""
+    """The version that answered, and the events that it used.
+
+    version: its name, or "rule". trained_until: end of its training, event time. last_edge,
+    newest_event: id and time of the newest event in the graph. memory_edge: memory and embeddings
+    include the events below this id; -1 from a server of an older release. time: of the query.
+    """
 
     version: str
     trained_until: int | None
@@ -115,7 +144,8 @@ class AsOf(_Answer, frozen=True, kw_only=True):
 
 
 class ShortReason(_Answer, frozen=True):
-    """The kind of facts, or the share of the graph, that adds most to a score."""
+    """The group of facts, or the graph, that adds most to a score. adds: the difference between the
+    score and the score with this group at its baseline."""
 
     group: str
     words: str
@@ -133,8 +163,9 @@ class Scored(_Answer, frozen=True, omit_defaults=True):
 
 
 class ScoreResponse(_Answer, frozen=True, omit_defaults=True):
-    """Scores of a source's destinations, in the order of the request or best first. answer, arm:
-    the id of this answer and the unit's arm, only in a trial."""
+    """Scores of destinations, in the order of the request (`score`) or best first (`recommend`).
+    known: False for a source without events. answer, arm: the id of this answer and the unit's arm,
+    only in a trial."""
 
     src: Key
     known: bool
@@ -146,14 +177,14 @@ class ScoreResponse(_Answer, frozen=True, omit_defaults=True):
 
 
 class SimilarNode(_Answer, frozen=True):
-    """One node that is similar to the asked one. score: higher is more similar."""
+    """A similar node. score: higher is more similar."""
 
     node: Key
     score: float
 
 
 class SimilarResponse(_Answer, frozen=True, omit_defaults=True):
-    """The nodes that are most similar to another, most similar first."""
+    """The nodes most similar to `node`, most similar first, without itself."""
 
     node: Key
     known: bool
@@ -163,7 +194,8 @@ class SimilarResponse(_Answer, frozen=True, omit_defaults=True):
 
 
 class EmbeddingResponse(_Answer, frozen=True, omit_defaults=True):
-    """The embedding of a node."""
+    """The embedding of a node, `model.dim` numbers. memory_edge: it includes the events below this
+    id."""
 
     node: Key
     known: bool
@@ -174,7 +206,8 @@ class EmbeddingResponse(_Answer, frozen=True, omit_defaults=True):
 
 
 class LabelsResponse(_Answer, frozen=True, omit_defaults=True):
-    """The model's prediction of a node's labels."""
+    """The model's prediction of a node's labels: probabilities of classes, or quantities,
+    depending on `model.labels`. memory_edge: it includes the events below this id."""
 
     node: Key
     known: bool
@@ -194,8 +227,8 @@ class ExplainedFact(_Answer, frozen=True):
 
 
 class ExplainedGroup(_Answer, frozen=True):
-    """Facts of one kind. share: of the score. without: the score with this group alone at its
-    baseline."""
+    """A group of facts of one kind. share: its Shapley value in the score. without: the score with
+    this group alone at its baseline."""
 
     name: str
     words: str
@@ -205,7 +238,8 @@ class ExplainedGroup(_Answer, frozen=True):
 
 
 class ExplainedNeighbor(_Answer, frozen=True):
-    """A neighbor that one end's embedding is computed from."""
+    """A neighbor from which the embedding of source or destination (`of`) is computed. time: of the
+    event between the two. weight: among the neighbors of that node."""
 
     node: Key
     node_set: str
@@ -234,7 +268,8 @@ class ExplainResponse(_Answer, frozen=True, omit_defaults=True):
 
 
 class CompletionResponse(_Answer, frozen=True):
-    """Keys that begin with a prefix. complete: whether the search covered all keys."""
+    """Keys that begin with a prefix. complete: False if keys that were not searched may have it
+    too."""
 
     nodes: list[Key]
     complete: bool
@@ -249,8 +284,8 @@ class Produced(_Answer, frozen=True):
 
 
 class EventsResponse(_Answer, frozen=True):
-    """The offsets of events that were sent. after: the position that a request must have seen to
-    include all of them. hint: if all times look like another unit."""
+    """The offsets of events that were sent. after: value of the header `streamd-after` with which
+    an answer includes all of them. hint: set if all times look like another unit."""
 
     topic: str
     events: list[Produced]
@@ -259,7 +294,8 @@ class EventsResponse(_Answer, frozen=True):
 
 
 class Feature(_Answer, frozen=True):
-    """A declared feature."""
+    """A declared feature. width: its columns in the log. missing: default for events without a
+    value; None if a value is required."""
 
     name: str
     kind: str
@@ -269,7 +305,7 @@ class Feature(_Answer, frozen=True):
 
 
 class NodeSetInfo(_Answer, frozen=True):
-    """A kind of nodes."""
+    """A node set. width: columns of its features in the log."""
 
     name: str
     width: int
@@ -277,7 +313,8 @@ class NodeSetInfo(_Answer, frozen=True):
 
 
 class EdgeSetInfo(_Answer, frozen=True):
-    """A kind of edges. source, target: node sets of its ends."""
+    """An edge set. width: columns of its features in the log. source, target: node sets of its
+    endpoints."""
 
     name: str
     width: int
@@ -287,7 +324,8 @@ class EdgeSetInfo(_Answer, frozen=True):
 
 
 class SchemaResponse(_Answer, frozen=True):
-    """The fields of events."""
+    """The declared sets, in the order of their numbers. label_dim: width of label targets, 0 for
+    none."""
 
     node_sets: list[NodeSetInfo]
     edge_sets: list[EdgeSetInfo]
@@ -296,7 +334,8 @@ class SchemaResponse(_Answer, frozen=True):
 
 
 class ModelInfo(_Answer, frozen=True):
-    """A version. scores: model -> measure -> value over its window."""
+    """A version. scores: model -> measure -> value over its window, before it was trained on the
+    window. servable: whether its memory is still stored."""
 
     name: str
     servable: bool
@@ -309,7 +348,8 @@ class ModelInfo(_Answer, frozen=True):
 
 
 class ModelsResponse(_Answer, frozen=True):
-    """The versions in the registry, and the one that serves."""
+    """The versions in the registry. passed_over: entries of `models/` that are neither a version
+    nor a move -> the reason."""
 
     champion: str | None
     shadow: str | None
@@ -318,9 +358,13 @@ class ModelsResponse(_Answer, frozen=True):
 
 
 class TrialArm(_Answer, frozen=True, kw_only=True):
-    """The figures of an arm, over the answers that are older than the horizon. difference: of the
-    value a unit from the champion's, None for the champion and while it is too early. radius: half
-    the width of its interval. is_sure: whether that excludes 0."""
+    """The figures of an arm, over the answers that are older than the horizon.
+
+    share: of the units. takers: units with an outcome. pending: newer answers, which do not count
+    yet. value: sum over the outcomes. difference: value a unit minus that of the champion, None for
+    the champion and while it is too early. radius: half the width of the difference's interval.
+    is_sure: whether the interval excludes 0.
+    """
 
     arm: str
     share: float
@@ -338,8 +382,9 @@ class TrialArm(_Answer, frozen=True, kw_only=True):
 
 
 class TrialResponse(_Answer, frozen=True):
-    """The figures of the trial that runs. mismatch: whether the numbers of units contradict the
-    shares. uncounted: reason -> records and events that do not count."""
+    """The figures of the present trial. mismatch: whether the numbers of units contradict the
+    shares, so that differences have no meaning. uncounted: reason -> number of records and events
+    that do not count."""
 
     trial: str
     mismatch: bool
@@ -356,7 +401,8 @@ class Moved(_Answer, frozen=True):
 
 
 class MoveRequested(_Answer, frozen=True):
-    """A replica sent the request to the trainer, on another machine, which has not answered yet."""
+    """The server sent the request to the trainer on another machine, which has not answered yet.
+    request: its id, for `move_outcome`."""
 
     request: str
 
@@ -370,7 +416,8 @@ class RequestOutcome(_Answer, frozen=True):
 
 
 class FoundKey(_Answer, frozen=True):
-    """A location that still holds a key. node: number of the node in the request, from 1."""
+    """A location that still contains a key. node: number of the node in the request, from 1.
+    `where`: file, object or record."""
 
     node: int
     where: str
@@ -379,9 +426,10 @@ class FoundKey(_Answer, frozen=True):
 class ErasureResponse(_Answer, frozen=True):
     """The progress of a request to erase nodes.
 
-    waits_for: the reason that it waits, or that it failed. unknown: nodes that the log did not
-    hold, None until they were looked up. asked_at, ended_at: wall time in seconds. found: locations
-    that still hold a key. proof: the files and topics that were searched, and those that were not.
+    request: its id, for `erasure`. waits_for: the reason why it waits or failed. nodes: their
+    number. unknown: nodes that are not in the log, None until they were looked up. asked_at,
+    ended_at: wall time in seconds. found: locations that still contain a key. proof: the files and
+    topics that were searched, and those that were not.
     """
 
     request: str

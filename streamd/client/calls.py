@@ -36,12 +36,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call(Generic[T]):
-    """One call. path: with its query. content: JSON, or None. accepted: type of the answer if the
-    server answers 202 with another one.
+    """One request of the API, and the type of its answer.
 
-    idempotent: whether the client may send it again after a failure that leaves open whether it was
-    executed. sees_log: whether its answer is computed from the log, so that the client can demand a
-    position in it. max_lag_seconds: the greatest age of that answer.
+    Args:
+        method: str, of HTTP.
+        path: str, with the query.
+        answer: type, of the answer.
+        accepted: type, of an answer with status 202. Default None: `answer`.
+        content: bytes, JSON. Default None: no body.
+        idempotent: bool, whether the client may repeat a call that the server may have executed.
+            Default True.
+        sees_log: bool, whether the server computes the answer from the log, so that the client can
+            require a position in the log. Default False.
+        max_lag_seconds: float, maximum age of such an answer. Default None: any.
     """
 
     method: str
@@ -52,6 +59,9 @@ class Call(Generic[T]):
     idempotent: bool = True
     sees_log: bool = False
     max_lag_seconds: float | None = None
+
+
+# Answers from the model
 
 
 def score(
@@ -65,14 +75,25 @@ def score(
     unit: str | None = None,
     max_lag_seconds: float | None = None,
 ) -> Call[ScoreResponse]:
-    """Score candidate destinations of a source, in their order.
+    """Score candidate destinations of a source. The scores have the order of the candidates.
 
-    as_of: the time that the answer is for; None, or one not after the newest event, means now.
-    edge_set: required if several are declared. features, context: of a source without events in
-    the log; the answer is as after the events of the context, oldest first, which are not stored.
-    unit: let its arm in the present trial answer. max_lag_seconds: the greatest age of the answer.
+    Args:
+        src: str | int, key of the source.
+        dst: Sequence[str | int], keys of the candidates, at most `server.max_candidates`.
+        as_of: int, time of the query in `stream.time_unit`; a time that is not after the newest
+            event means now. Default None: now.
+        edge_set: str, edge set of the pairs. Default None: the only declared one.
+        features: list or dict, features of a source without events in the log. Default None.
+        context: Sequence[ContextEvent], events of a source without events in the log, oldest first.
+            The answer is as after them; they are not stored. Default ().
+        unit: str, a unit of the present trial, whose arm answers. Default None: no trial.
+        max_lag_seconds: float, maximum age of the answer. Default None: any.
+
+    Raises:
+        Refused: a key, set or feature is invalid.
+        TooOld: the answer would be older than `max_lag_seconds`.
     """
-    # Fields at their defaults are not sent: an older server does not know all of them.
+    # Structs omit fields at their defaults, since an older server does not know all of them.
     body = ScoreRequest(
         src=src,
         dst=list(dst),
@@ -82,15 +103,16 @@ def score(
         context=list(context),
         trial=None if unit is None else TrialUnit(unit),
     )
-    return _asked("/v1/score", body, ScoreResponse, max_lag_seconds)
+    return _read_call("/v1/score", body, ScoreResponse, max_lag_seconds)
 
 
 def score_batch(
     requests: Sequence[ScoreRequest], *, max_lag_seconds: float | None = None
 ) -> Call[list[ScoreResponse]]:
-    """Several of `score`, answered by one version, in their order."""
+    """Send several requests of `score`, at most `server.max_batch`. One version answers all, in
+    their order."""
     body = {"requests": list(requests)}
-    return _asked("/v1/score/batch", body, list[ScoreResponse], max_lag_seconds)
+    return _read_call("/v1/score/batch", body, list[ScoreResponse], max_lag_seconds)
 
 
 def recommend(
@@ -112,13 +134,10 @@ def recommend(
     unit: str | None = None,
     max_lag_seconds: float | None = None,
 ) -> Call[ScoreResponse]:
-    """The k likeliest next destinations of a source, best first.
+    """Find the `k` most likely next destinations of a source, best first.
 
-    kind: only destinations with this before their key's colon. exclude_seen: leave out the source's
-    last partners. exact: score all nodes rather than likely ones. only: keys of the nodes that may
-    be in the answer. exclude: keys of nodes that may not. `where`: feature -> its value, a list of
-    values, or a range as `{"gte": 10, "lt": 50}`. diversity: of the answer. reasons: give the
-    reason of each score. Other arguments are as of `score`.
+    Arguments from `kind` to `reasons` are the fields of `RecommendRequest`; the others are as in
+    `score`.
     """
     body = RecommendRequest(
         src=src,
@@ -137,15 +156,16 @@ def recommend(
         context=list(context),
         trial=None if unit is None else TrialUnit(unit),
     )
-    return _asked("/v1/recommend", body, ScoreResponse, max_lag_seconds)
+    return _read_call("/v1/recommend", body, ScoreResponse, max_lag_seconds)
 
 
 def recommend_batch(
     requests: Sequence[RecommendRequest], *, max_lag_seconds: float | None = None
 ) -> Call[list[ScoreResponse]]:
-    """Several of `recommend`, answered by one version, in their order."""
+    """Send several requests of `recommend`, at most `server.max_batch`. One version answers all, in
+    their order."""
     body = {"requests": list(requests)}
-    return _asked("/v1/recommend/batch", body, list[ScoreResponse], max_lag_seconds)
+    return _read_call("/v1/recommend/batch", body, list[ScoreResponse], max_lag_seconds)
 
 
 def similar(
@@ -160,14 +180,23 @@ def similar(
     edge_set: str | None = None,
     max_lag_seconds: float | None = None,
 ) -> Call[SimilarResponse]:
-    """The k destinations that are most similar to one of them, most similar first.
+    """Find the `k` destinations that are most similar to a given one, most similar first.
 
-    by: the model's embeddings, or the partners that they lately share. Other arguments are as of
-    `recommend`.
+    Args:
+        node: str | int, key of the given destination.
+        k: int, number of nodes, at most 1,000. Default 10.
+        by: str, "embedding": similarity of the model's embeddings; "partners": number of partners
+            that both had lately. Default "embedding".
+        kind, only, exclude, `where`: filters of the nodes, as in `RecommendRequest`.
+        edge_set: str, edge set of the destinations. Default None: the only declared one.
+        max_lag_seconds: float, maximum age of the answer. Default None: any.
+
+    Raises:
+        NotFound: the model has no embeddings.
     """
     body = {"node": node, "k": k, "by": by, "exclude": list(exclude), "where": dict(where or {})}
-    body |= _given(kind=kind, only=None if only is None else list(only), edge_set=edge_set)
-    return _asked("/v1/similar", body, SimilarResponse, max_lag_seconds)
+    body |= _without_none(kind=kind, only=None if only is None else list(only), edge_set=edge_set)
+    return _read_call("/v1/similar", body, SimilarResponse, max_lag_seconds)
 
 
 def explain(
@@ -178,9 +207,13 @@ def explain(
     edge_set: str | None = None,
     max_lag_seconds: float | None = None,
 ) -> Call[ExplainResponse]:
-    """The parts of one candidate's score. Arguments are as of `score`."""
-    body = {"src": src, "dst": dst} | _given(time=as_of, edge_set=edge_set)
-    return _asked("/v1/explain", body, ExplainResponse, max_lag_seconds)
+    """Split the score of one candidate into a baseline and the shares of groups of facts. Arguments
+    as in `score`."""
+    body = {"src": src, "dst": dst} | _without_none(time=as_of, edge_set=edge_set)
+    return _read_call("/v1/explain", body, ExplainResponse, max_lag_seconds)
+
+
+# Reads of nodes
 
 
 def embeddings(
@@ -189,17 +222,18 @@ def embeddings(
     node_set: str | None = None,
     max_lag_seconds: float | None = None,
 ) -> Call[list[EmbeddingResponse]]:
-    """The embeddings of nodes, in their order. node_set: required if several are declared."""
-    body = {"nodes": list(nodes)} | _given(node_set=node_set)
-    return _asked("/v1/embeddings", body, list[EmbeddingResponse], max_lag_seconds)
+    """Read the embeddings of several nodes, in their order. node_set: of all nodes; None for the
+    only declared one."""
+    body = {"nodes": list(nodes)} | _without_none(node_set=node_set)
+    return _read_call("/v1/embeddings", body, list[EmbeddingResponse], max_lag_seconds)
 
 
 def embedding(
     node: Key, *, node_set: str | None = None, max_lag_seconds: float | None = None
 ) -> Call[EmbeddingResponse]:
-    """The embedding of one node."""
+    """Read the embedding of one node. Raises: NotFound if the model has no embeddings."""
     path = _of_node("/v1/embeddings", node, node_set)
-    return _looked_up(path, EmbeddingResponse, max_lag_seconds)
+    return _get_call(path, EmbeddingResponse, max_lag_seconds)
 
 
 def labels_of(
@@ -208,16 +242,16 @@ def labels_of(
     node_set: str | None = None,
     max_lag_seconds: float | None = None,
 ) -> Call[list[LabelsResponse]]:
-    """The model's predictions of several nodes' labels, in their order."""
-    body = {"nodes": list(nodes)} | _given(node_set=node_set)
-    return _asked("/v1/labels", body, list[LabelsResponse], max_lag_seconds)
+    """Predict the labels of several nodes, in their order."""
+    body = {"nodes": list(nodes)} | _without_none(node_set=node_set)
+    return _read_call("/v1/labels", body, list[LabelsResponse], max_lag_seconds)
 
 
 def labels(
     node: Key, *, node_set: str | None = None, max_lag_seconds: float | None = None
 ) -> Call[LabelsResponse]:
-    """The model's predictions of one node's labels."""
-    return _looked_up(_of_node("/v1/labels", node, node_set), LabelsResponse, max_lag_seconds)
+    """Predict the labels of one node. Raises: NotFound if no labels are declared."""
+    return _get_call(_of_node("/v1/labels", node, node_set), LabelsResponse, max_lag_seconds)
 
 
 def nodes(
@@ -227,63 +261,87 @@ def nodes(
     node_set: str | None = None,
     source_in: str | None = None,
 ) -> Call[CompletionResponse]:
-    """Keys of nodes that begin with a prefix, at most 50, newest nodes first. source_in: an edge
-    set; then only its sources."""
-    given = _given(node_set=node_set, source_in=source_in)
-    query = urlencode({"prefix": prefix, "limit": limit} | given)
+    """Find keys of nodes that begin with a prefix, newest nodes first.
+
+    limit: maximum number of keys, at most 50. source_in: name of an edge set, to find its sources
+    only.
+    """
+    sets = _without_none(node_set=node_set, source_in=source_in)
+    query = urlencode({"prefix": prefix, "limit": limit} | sets)
     return Call(method="GET", path=f"/v1/nodes?{query}", answer=CompletionResponse)
+
+
+# Writes
 
 
 def events(
     events: Sequence[Event | Mapping[str, Any]], *, at_least_once: bool = False
 ) -> Call[EventsResponse]:
-    """Send events to the first of `kafka.topics`, at most 1,000; later calls see them.
+    """Send events to the first of `kafka.topics`. Later calls of this client include them.
 
-    An event that is sent twice counts twice, because the log does not recognize it. So the client
-    does not send events again that may have arrived; it raises an error with `may_have_happened`.
-    at_least_once: send them again nevertheless, if duplicates do no harm.
+    Args:
+        events: Sequence[Event | Mapping], at most 1,000.
+        at_least_once: bool, send the events again after a failure although they may have arrived:
+            the log would have duplicates. Default False: raise an error with `may_have_happened`.
+
+    Raises:
+        Refused: ingest would refuse one of the events; none was sent.
     """
-    return _sent({"events": list(events)}, at_least_once)
+    return _write_call({"events": list(events)}, at_least_once)
 
 
 def records(
     records: Sequence[Mapping[str, Any]], *, at_least_once: bool = False
 ) -> Call[EventsResponse]:
-    """Send records in the format of the topic's source. As `events`."""
-    return _sent({"records": list(records)}, at_least_once)
+    """Send records in the format of the topic's source, otherwise as `events`."""
+    return _write_call({"records": list(records)}, at_least_once)
+
+
+# Declarations, versions, trials and erasures
 
 
 def schema() -> Call[SchemaResponse]:
-    """The declared sets of nodes and edges, and their features."""
+    """Read the declared node sets and edge sets with their features."""
     return Call(method="GET", path="/v1/schema", answer=SchemaResponse)
 
 
 def models() -> Call[ModelsResponse]:
-    """The versions in the registry, the one that serves, and the scores of each."""
+    """Read the versions in the registry with their scores, and the name of the champion."""
     return Call(method="GET", path="/v1/models", answer=ModelsResponse)
 
 
 def trials() -> Call[TrialResponse]:
-    """The figures of the trial that runs; `NotFound` without one."""
+    """Read the figures of the present trial. Raises: NotFound if none runs."""
     return Call(method="GET", path="/v1/trials", answer=TrialResponse)
 
 
 def promote(version: str, why: str) -> Call[Moved | MoveRequested]:
-    """Make a version champion; needs an admin key. The client does not send it again if it may have
-    been executed: another caller may have moved the champion since.
+    """Make a version the champion. Requires an admin key.
 
-    A replica whose trainer does not answer in time returns a `MoveRequested`.
+    The client does not repeat a call that the server may have executed: another caller may have
+    moved the champion since.
+
+    Args:
+        version: str, name of the version.
+        why: str, the reason, which the registry records.
+
+    Returns:
+        Moved, or MoveRequested if the trainer runs on another machine and has not answered in time.
+
+    Raises:
+        NotFound: there is no such version.
+        NotPossible: the version cannot serve.
     """
-    return _moved(f"/v1/models/{quote(version, safe='')}/promote", why)
+    return _move_call(f"/v1/models/{quote(version, safe='')}/promote", why)
 
 
 def rollback(why: str) -> Call[Moved | MoveRequested]:
-    """Make the last proven version champion; otherwise as `promote`."""
-    return _moved("/v1/models/rollback", why)
+    """Make the last proven version the champion, otherwise as `promote`."""
+    return _move_call("/v1/models/rollback", why)
 
 
 def move_outcome(request: str) -> Call[RequestOutcome]:
-    """The outcome of a `MoveRequested`."""
+    """Read the outcome of a `MoveRequested`, by its `request`."""
     path = f"/v1/models/requests/{quote(request, safe='')}"
     return Call(method="GET", path=path, answer=RequestOutcome)
 
@@ -291,8 +349,15 @@ def move_outcome(request: str) -> Call[RequestOutcome]:
 def erase(
     nodes: Sequence[Key], *, node_set: str | None = None, topic: str | None = None
 ) -> Call[ErasureResponse]:
-    """Erase nodes, at most 1,000; needs an admin key. `erasure` returns its progress."""
-    body = {"nodes": list(nodes)} | _given(node_set=node_set, topic=topic)
+    """Request to erase nodes. Requires an admin key. `erasure` reads the progress.
+
+    Args:
+        nodes: Sequence[str | int], keys, at most 1,000.
+        node_set: str, node set of all nodes. Default None: the only declared one.
+        topic: str, topic for the deletes. Default None: the first of `kafka.topics` without a
+            source.
+    """
+    body = {"nodes": list(nodes)} | _without_none(node_set=node_set, topic=topic)
     return Call(
         method="POST",
         path="/v1/erase",
@@ -304,15 +369,15 @@ def erase(
 
 
 def erasure(request: str) -> Call[ErasureResponse]:
-    """The progress of an erasure: the reason that it waits, and at last its proof."""
+    """Read the progress of an erasure, by its `request`: its state, and at the end its proof."""
     return Call(method="GET", path=f"/v1/erase/{quote(request, safe='')}", answer=ErasureResponse)
 
 
 # Construction of calls
 
 
-def _asked(path: str, body: object, answer: type[T], max_lag_seconds: float | None) -> Call[T]:
-    """Make a call that reads the log and changes nothing."""
+def _read_call(path: str, body: object, answer: type[T], max_lag_seconds: float | None) -> Call[T]:
+    """A call with a body that reads the log and changes nothing."""
     return Call(
         method="POST",
         path=path,
@@ -323,13 +388,13 @@ def _asked(path: str, body: object, answer: type[T], max_lag_seconds: float | No
     )
 
 
-def _looked_up(path: str, answer: type[T], max_lag_seconds: float | None) -> Call[T]:
+def _get_call(path: str, answer: type[T], max_lag_seconds: float | None) -> Call[T]:
     return Call(
         method="GET", path=path, answer=answer, sees_log=True, max_lag_seconds=max_lag_seconds
     )
 
 
-def _sent(body: object, at_least_once: bool) -> Call[EventsResponse]:
+def _write_call(body: object, at_least_once: bool) -> Call[EventsResponse]:
     return Call(
         method="POST",
         path="/v1/events",
@@ -339,7 +404,7 @@ def _sent(body: object, at_least_once: bool) -> Call[EventsResponse]:
     )
 
 
-def _moved(path: str, why: str) -> Call[Moved | MoveRequested]:
+def _move_call(path: str, why: str) -> Call[Moved | MoveRequested]:
     return Call(
         method="POST",
         path=path,
@@ -351,10 +416,10 @@ def _moved(path: str, why: str) -> Call[Moved | MoveRequested]:
 
 
 def _of_node(path: str, node: Key, node_set: str | None) -> str:
-    query = _given(integer="true" if isinstance(node, int) else None, node_set=node_set)
+    query = _without_none(integer="true" if isinstance(node, int) else None, node_set=node_set)
     return f"{path}/{quote(str(node), safe='')}" + (f"?{urlencode(query)}" if query else "")
 
 
-def _given(**fields: object) -> dict[str, Any]:
-    """The fields with a value."""
+def _without_none(**fields: object) -> dict[str, Any]:
+    """The fields whose value is not None."""
     return {name: value for name, value in fields.items() if value is not None}

@@ -18,7 +18,7 @@ except ModuleNotFoundError:
 
 from streamd.client import calls
 from streamd.client.calls import Call
-from streamd.client.exchange import Again, Done, Exchange, Retries
+from streamd.client.exchange import Done, Exchange, Retries, Retry
 from streamd.client.positions import Positions
 
 P = ParamSpec("P")
@@ -27,13 +27,14 @@ H = TypeVar("H", httpx2.Client, httpx2.AsyncClient)
 UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
 """Errors before the first byte of a request."""
 TIMEOUT_SECONDS = 10.0
-"""Twice `server.deadline_seconds`, so that the server's own word on a slow answer arrives."""
+"""Twice the default of `server.deadline_seconds`, so that the server's own error about a slow
+answer arrives first."""
 
 
-def _blocking(
+def _blocking_method(
     build: Callable[P, Call[T]],
 ) -> "Callable[Concatenate[Client, P], T]":
-    """The method of `Client` for a call."""
+    """Make the method of `Client` that builds a call and sends it."""
 
     @functools.wraps(build)
     def method(self: "Client", /, *args: P.args, **more: P.kwargs) -> T:
@@ -42,10 +43,10 @@ def _blocking(
     return method
 
 
-def _awaited(
+def _async_method(
     build: Callable[P, Call[T]],
 ) -> "Callable[Concatenate[AsyncClient, P], Awaitable[T]]":
-    """The method of `AsyncClient` for a call."""
+    """Make the method of `AsyncClient` that builds a call and sends it."""
 
     @functools.wraps(build)
     async def method(self: "AsyncClient", /, *args: P.args, **more: P.kwargs) -> T:
@@ -55,7 +56,7 @@ def _awaited(
 
 
 class _Core(Generic[H]):
-    """The state that both clients share. http: the kind of transport."""
+    """The state that both clients share. H: the transport's client."""
 
     def __init__(
         self,
@@ -68,13 +69,18 @@ class _Core(Generic[H]):
         headers: Mapping[str, str] | None = None,
         http: H | None = None,
     ) -> None:
-        """Args: url: of the server, or of a proxy before several.
-
-        api_key: one of `server.api_keys`, or of `server.admin_keys` to move the champion. timeout:
-        seconds for a call, with all its tries and waits. read_own_writes: whether answers must have
-        seen the events that this client sent. headers: of every request, such as `traceparent`.
-        http: the transport's client, with its own proxies and certificates; it stays open when this
-        client closes.
+        """Args:
+        url: str, of the server, or of a proxy in front of several. Default
+            "http://localhost:8000".
+        api_key: str, one of `server.api_keys`, or of `server.admin_keys` to promote, roll back
+            or erase. Default None.
+        timeout: float, seconds for a call with all its tries and waits. Default 10.
+        retries: Retries, number of tries and waits between them. Default `Retries()`.
+        read_own_writes: bool, whether answers must include the events that this client sent.
+            Default True.
+        headers: Mapping, headers of every request, such as `traceparent`. Default None.
+        http: httpx2.Client or httpx2.AsyncClient, with its own proxies and certificates; it
+            stays open when this client closes. Default None: a new one.
         """
         self._url = url.rstrip("/")
         self._timeout = timeout
@@ -90,8 +96,8 @@ class _Core(Generic[H]):
         raise NotImplementedError
 
     def forget_writes(self) -> None:
-        """Stop waiting for this client's earlier writes: required after the server got another
-        log."""
+        """Stop to require this client's earlier writes in answers: necessary after the server got
+        another log."""
         if self._positions is not None:
             self._positions.forget()
 
@@ -106,10 +112,15 @@ class _Core(Generic[H]):
 
 
 class Client(_Core[httpx2.Client]):
-    """A client that blocks until the server answers. Threads may share it.
+    """A client that blocks until the server answers. Threads may share it. Arguments as in
+    `__init__`.
 
-    It sends calls that read again if a server is unreachable, overloaded or not ready (`retries`),
-    within `timeout` seconds in all. Raises: the errors of `streamd.client.errors`.
+    Note: it repeats calls that only read while the server is unreachable, overloaded or not ready,
+    as `retries` allows and within `timeout` seconds. A call that writes is repeated only if the
+    server cannot have executed it.
+
+    Raises:
+        ClientError: a call failed; `streamd.client.errors` lists the classes.
     """
 
     def _open(self) -> httpx2.Client:
@@ -120,11 +131,11 @@ class Client(_Core[httpx2.Client]):
         exchange = self._begin(call)
         while True:
             step = self._try(exchange)
-            if not isinstance(step, Again):
+            if not isinstance(step, Retry):
                 return step.answer
             time.sleep(step.seconds)
 
-    def _try(self, exchange: Exchange[T]) -> Done[T] | Again:
+    def _try(self, exchange: Exchange[T]) -> Done[T] | Retry:
         call = exchange.call
         try:
             with self._http.stream(
@@ -139,13 +150,14 @@ class Client(_Core[httpx2.Client]):
                 for part in answer.iter_bytes():
                     parts.append(part)
                     _ = exchange.seconds_left
-                return exchange.came(answer.status_code, answer.headers, b"".join(parts))
+                return exchange.on_answer(answer.status_code, answer.headers, b"".join(parts))
+        # Nothing was sent, no time is left, or the connection broke.
         except UNSENT as error:
-            return exchange.broke(error, sent=False)
+            return exchange.on_failure(error, sent=False)
         except httpx2.TimeoutException as error:
-            raise exchange.too_late(sent=True) from error
+            raise exchange.deadline_error(sent=True) from error
         except httpx2.HTTPError as error:
-            return exchange.broke(error, sent=True)
+            return exchange.on_failure(error, sent=True)
 
     def close(self) -> None:
         """Close the connections."""
@@ -163,31 +175,31 @@ class Client(_Core[httpx2.Client]):
     ) -> None:
         self.close()
 
-    score = _blocking(calls.score)
-    score_batch = _blocking(calls.score_batch)
-    recommend = _blocking(calls.recommend)
-    recommend_batch = _blocking(calls.recommend_batch)
-    similar = _blocking(calls.similar)
-    explain = _blocking(calls.explain)
-    embedding = _blocking(calls.embedding)
-    embeddings = _blocking(calls.embeddings)
-    labels = _blocking(calls.labels)
-    labels_of = _blocking(calls.labels_of)
-    nodes = _blocking(calls.nodes)
-    events = _blocking(calls.events)
-    records = _blocking(calls.records)
-    schema = _blocking(calls.schema)
-    models = _blocking(calls.models)
-    trials = _blocking(calls.trials)
-    promote = _blocking(calls.promote)
-    rollback = _blocking(calls.rollback)
-    move_outcome = _blocking(calls.move_outcome)
-    erase = _blocking(calls.erase)
-    erasure = _blocking(calls.erasure)
+    score = _blocking_method(calls.score)
+    score_batch = _blocking_method(calls.score_batch)
+    recommend = _blocking_method(calls.recommend)
+    recommend_batch = _blocking_method(calls.recommend_batch)
+    similar = _blocking_method(calls.similar)
+    explain = _blocking_method(calls.explain)
+    embedding = _blocking_method(calls.embedding)
+    embeddings = _blocking_method(calls.embeddings)
+    labels = _blocking_method(calls.labels)
+    labels_of = _blocking_method(calls.labels_of)
+    nodes = _blocking_method(calls.nodes)
+    events = _blocking_method(calls.events)
+    records = _blocking_method(calls.records)
+    schema = _blocking_method(calls.schema)
+    models = _blocking_method(calls.models)
+    trials = _blocking_method(calls.trials)
+    promote = _blocking_method(calls.promote)
+    rollback = _blocking_method(calls.rollback)
+    move_outcome = _blocking_method(calls.move_outcome)
+    erase = _blocking_method(calls.erase)
+    erasure = _blocking_method(calls.erasure)
 
 
 class AsyncClient(_Core[httpx2.AsyncClient]):
-    """The same for asyncio. Tasks of one event loop may share it."""
+    """`Client` for asyncio. Tasks of one event loop may share it."""
 
     def _open(self) -> httpx2.AsyncClient:
         return httpx2.AsyncClient()
@@ -197,14 +209,15 @@ class AsyncClient(_Core[httpx2.AsyncClient]):
         exchange = self._begin(call)
         while True:
             step = await self._try(exchange)
-            if not isinstance(step, Again):
+            if not isinstance(step, Retry):
                 return step.answer
             await asyncio.sleep(step.seconds)
 
-    async def _try(self, exchange: Exchange[T]) -> Done[T] | Again:
+    async def _try(self, exchange: Exchange[T]) -> Done[T] | Retry:
         call = exchange.call
         left = exchange.seconds_left
         try:
+            # httpx2's timeout bounds each wait, asyncio's the whole request.
             async with asyncio.timeout(left):
                 answer = await self._http.request(
                     call.method,
@@ -213,13 +226,14 @@ class AsyncClient(_Core[httpx2.AsyncClient]):
                     headers=exchange.headers,
                     timeout=left,
                 )
-            return exchange.came(answer.status_code, answer.headers, answer.content)
+            return exchange.on_answer(answer.status_code, answer.headers, answer.content)
+        # Nothing was sent, no time is left, or the connection broke.
         except UNSENT as error:
-            return exchange.broke(error, sent=False)
+            return exchange.on_failure(error, sent=False)
         except (httpx2.TimeoutException, TimeoutError) as error:
-            raise exchange.too_late(sent=True) from error
+            raise exchange.deadline_error(sent=True) from error
         except httpx2.HTTPError as error:
-            return exchange.broke(error, sent=True)
+            return exchange.on_failure(error, sent=True)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -237,24 +251,24 @@ class AsyncClient(_Core[httpx2.AsyncClient]):
     ) -> None:
         await self.aclose()
 
-    score = _awaited(calls.score)
-    score_batch = _awaited(calls.score_batch)
-    recommend = _awaited(calls.recommend)
-    recommend_batch = _awaited(calls.recommend_batch)
-    similar = _awaited(calls.similar)
-    explain = _awaited(calls.explain)
-    embedding = _awaited(calls.embedding)
-    embeddings = _awaited(calls.embeddings)
-    labels = _awaited(calls.labels)
-    labels_of = _awaited(calls.labels_of)
-    nodes = _awaited(calls.nodes)
-    events = _awaited(calls.events)
-    records = _awaited(calls.records)
-    schema = _awaited(calls.schema)
-    models = _awaited(calls.models)
-    trials = _awaited(calls.trials)
-    promote = _awaited(calls.promote)
-    rollback = _awaited(calls.rollback)
-    move_outcome = _awaited(calls.move_outcome)
-    erase = _awaited(calls.erase)
-    erasure = _awaited(calls.erasure)
+    score = _async_method(calls.score)
+    score_batch = _async_method(calls.score_batch)
+    recommend = _async_method(calls.recommend)
+    recommend_batch = _async_method(calls.recommend_batch)
+    similar = _async_method(calls.similar)
+    explain = _async_method(calls.explain)
+    embedding = _async_method(calls.embedding)
+    embeddings = _async_method(calls.embeddings)
+    labels = _async_method(calls.labels)
+    labels_of = _async_method(calls.labels_of)
+    nodes = _async_method(calls.nodes)
+    events = _async_method(calls.events)
+    records = _async_method(calls.records)
+    schema = _async_method(calls.schema)
+    models = _async_method(calls.models)
+    trials = _async_method(calls.trials)
+    promote = _async_method(calls.promote)
+    rollback = _async_method(calls.rollback)
+    move_outcome = _async_method(calls.move_outcome)
+    erase = _async_method(calls.erase)
+    erasure = _async_method(calls.erasure)

@@ -1,8 +1,8 @@
 """The errors of a client.
 
 ClientError
-|-- ConnectionFailed     no answer came: the server is unreachable, or closed the connection
-|-- DeadlineExceeded     the call's time is up; also a TimeoutError
+|-- ConnectionFailed     no answer: the server is unreachable, or closed the connection
+|-- DeadlineExceeded     the call took longer than `timeout`; also a TimeoutError
 |-- BadAnswer            the answer does not follow this API
 `-- Problem              the server answered with an error
     |-- Refused          400, 405, 408, 411, 413, 422: the request is wrong
@@ -26,7 +26,7 @@ class ClientError(Exception):
 
 
 class ConnectionFailed(ClientError):
-    """No answer came."""
+    """The server is unreachable, or closed the connection before it answered."""
 
     def __init__(self, message: str, may_have_happened: bool) -> None:
         super().__init__(message)
@@ -34,7 +34,8 @@ class ConnectionFailed(ClientError):
 
 
 class DeadlineExceeded(ClientError, TimeoutError):
-    """The call's time is up. Its `__cause__` is the error of the last try, if it failed before."""
+    """The call took longer than `timeout`. `__cause__` is the error of the last try, if one failed
+    before."""
 
     def __init__(self, message: str, may_have_happened: bool) -> None:
         super().__init__(message)
@@ -50,9 +51,13 @@ class BadAnswer(ClientError):
 class Problem(ClientError):
     """An error of the server, as RFC 9457 defines it.
 
-    type: a URI, "about:blank" if the status is all there is to know. title: the status in words.
-    detail: the fault and its reason. request_id: the request's name in the server's log.
-    retry_after: seconds, None if the server gives none.
+    Args:
+        status: int, of HTTP.
+        title: str, the status in words.
+        detail: str, the fault and its reason.
+        type: str, a URI; "about:blank" if the status alone identifies the error.
+        request_id: str, the request's id in the server's log. Default None.
+        retry_after: float, seconds until the next try, if the server names them. Default None.
     """
 
     def __init__(
@@ -81,11 +86,11 @@ class Refused(Problem):
 
 
 class NotAllowed(Problem):
-    """A key is needed, or another one."""
+    """An API key is required, or another one."""
 
 
 class NotFound(Problem):
-    """The node or version does not exist, or no labels are declared."""
+    """The version, request or trial does not exist, or the model has no embeddings or labels."""
 
 
 class NotPossible(Problem):

@@ -1,5 +1,5 @@
-"""One call from its first try to its answer, without I/O: the bytes to send, and the next step
-after each answer or failure. Both transports drive it."""
+"""The retries of one call, without I/O: the headers to send, and after each answer or failure the
+decision to return, raise or try again. Both clients use it."""
 
 import math
 import random
@@ -25,19 +25,24 @@ from streamd.client.errors import (
 from streamd.client.positions import MAX_TOKENS, Positions
 
 T = TypeVar("T")
-NEVER_DONE = 429
-"""Status of what was not even begun, so that anything may be sent again."""
+NOT_BEGUN = 429
+"""Status of a request that the server refused before it began to execute it: any call may be
+repeated."""
 DETAIL_CHARACTERS = 500
-"""Characters of an answer that is no problem document, as an error repeats them."""
+"""Maximum number of characters that an error repeats of an answer that is no problem document."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retries:
     """The number of tries of a call and the waits between them.
 
-    most: tries after the first. base_seconds, longest_seconds: the wait before try n is drawn
-    evenly from 0 to min(longest, base * 2**n) ("full jitter", Brooker 2015), and is added to the
-    seconds of Retry-After.
+    The wait after n failed tries is drawn uniformly from [0, min(longest_seconds, base_seconds *
+    2**n)) ("full jitter", Brooker 2015); the seconds of Retry-After are added.
+
+    Args:
+        most: int, maximum number of tries after the first. Default 5.
+        base_seconds: float. Default 0.1.
+        longest_seconds: float. Default 5.
     """
 
     most: int = 5
@@ -45,27 +50,28 @@ class Retries:
     longest_seconds: float = 5.0
 
     def wait_seconds(self, number: int, draw: Callable[[], float]) -> float:
-        """Seconds before a try. number: of the tries that failed. draw: a number from [0, 1)."""
+        """Seconds before the next try. number: of failed tries. draw: returns a number from
+        [0, 1)."""
         longest = min(self.longest_seconds, self.base_seconds * 2.0 ** min(number, 30))
         return longest * draw()
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """Send the request again after some seconds."""
+class Retry:
+    """Decision to send the request again after some seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[T]):
-    """The answer of the call."""
+    """Decision to return the answer of the call."""
 
     answer: T
 
 
 class Exchange(Generic[T]):
-    """A call that is not finished. Owner: the function of the transport that sends it."""
+    """One call in progress. Owner: the client's function that sends it."""
 
     def __init__(
         self,
@@ -78,8 +84,9 @@ class Exchange(Generic[T]):
         draw: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """positions: None if the client does not read its own writes. timeout: seconds for all
-        tries and waits together."""
+        """positions: of this client's writes; None if answers need not include them. timeout:
+        seconds for all tries and waits together. draw: returns a number from [0, 1). clock:
+        monotonic seconds. Raises: ClientError if there are too many positions for one request."""
         self.call = call
         self._positions = positions
         self._retries = retries
@@ -90,12 +97,12 @@ class Exchange(Generic[T]):
         self._num_failed = 0
         self._last: ClientError | None = None
 
-        # The headers stay the same over all tries.
+        # All tries have the same headers: retries must include the writes that the first try did.
         self._after = positions.header if positions is not None and call.sees_log else ""
         if self._after.count(",") >= MAX_TOKENS:
             raise ClientError(
                 f"the client wrote to more than {MAX_TOKENS} partitions since its last answer; "
-                "wait for some of them by a call of its own, or forget_writes()"
+                "make a call that reads the log before further writes, or forget_writes()"
             )
         self.headers = dict(headers)
         if call.content is not None:
@@ -110,11 +117,12 @@ class Exchange(Generic[T]):
         """Seconds until the call's deadline. Raises: DeadlineExceeded after it."""
         left = self._until - self._clock()
         if left <= 0:
-            raise self.too_late(sent=self._num_failed > 0)
+            raise self.deadline_error(sent=self._num_failed > 0)
         return left
 
-    def too_late(self, sent: bool) -> DeadlineExceeded:
-        """The error of a call whose time is up. sent: whether the request may have arrived."""
+    def deadline_error(self, sent: bool) -> DeadlineExceeded:
+        """The error of a call that took too long. sent: whether the server may have got the
+        request."""
         happened = (sent or self._num_failed > 0) and not self.call.idempotent
         error = DeadlineExceeded(
             f"{self.call.method} {self.call.path} took longer than {self._timeout:g} s"
@@ -124,8 +132,9 @@ class Exchange(Generic[T]):
         error.__cause__ = self._last
         return error
 
-    def broke(self, error: Exception, sent: bool) -> Again:
-        """The next step after a connection failed. sent: whether the request may have arrived.
+    def on_failure(self, error: Exception, sent: bool) -> Retry:
+        """Decide about a retry after a connection failed. sent: whether the server may have got the
+        request.
 
         Raises: ConnectionFailed, DeadlineExceeded.
         """
@@ -135,8 +144,8 @@ class Exchange(Generic[T]):
         failed.__cause__ = error
         return self._again(failed, may_repeat=self.call.idempotent or not sent)
 
-    def came(self, status: int, headers: Mapping[str, str], content: bytes) -> Done[T] | Again:
-        """The next step after an answer.
+    def on_answer(self, status: int, headers: Mapping[str, str], content: bytes) -> Done[T] | Retry:
+        """Decode an answer, or decide about a retry if it is an error.
 
         Raises: Problem, BadAnswer, DeadlineExceeded.
         """
@@ -147,21 +156,22 @@ class Exchange(Generic[T]):
             raise problem
         return self._again(
             problem,
-            may_repeat=self.call.idempotent or status == NEVER_DONE,
+            may_repeat=self.call.idempotent or status == NOT_BEGUN,
             at_least=problem.retry_after or 0.0,
         )
 
-    def _again(self, error: ClientError, may_repeat: bool, at_least: float = 0.0) -> Again:
-        """The wait before the next try. Raises: the error itself if no try is left."""
+    def _again(self, error: ClientError, may_repeat: bool, at_least: float = 0.0) -> Retry:
+        """Decide about the next try. at_least: seconds of the wait. Raises: the error itself if the
+        call must not be repeated, no try is left, or the next one would come after the deadline."""
         self._last = error
         if not may_repeat or self._num_failed >= self._retries.most:
             raise error
         wait = at_least + self._retries.wait_seconds(self._num_failed, self._draw)
         self._num_failed += 1
         if self._clock() + wait >= self._until:
-            # Fail now rather than wait for a try that comes after the deadline.
+            # Fail now instead of waiting for a try after the deadline.
             raise error
-        return Again(wait)
+        return Retry(wait)
 
     def _answer(self, status: int, headers: Mapping[str, str], content: bytes) -> T:
         kind = self.call.answer
@@ -172,28 +182,28 @@ class Exchange(Generic[T]):
         except msgspec.DecodeError as error:
             raise BadAnswer(f"{self.call.method} {self.call.path}: {error}") from error
 
-        # Keep the positions of writes, and those that the answer had seen.
+        # Record the positions of writes, and those that the answer includes.
         if self._positions is not None:
             if isinstance(answer, EventsResponse) and answer.after:
-                self._positions.wrote(answer.after)
+                self._positions.add_writes(answer.after)
             if self._after and "streamd-position" in headers:
-                self._positions.saw(self._after, headers["streamd-position"])
+                self._positions.confirm(self._after, headers["streamd-position"])
         return answer
 
     def _problem(self, status: int, headers: Mapping[str, str], content: bytes) -> Any:
         """The error in an answer."""
         try:
-            told = msgspec.json.decode(content)
+            document = msgspec.json.decode(content)
         except msgspec.DecodeError:
-            told = None
-        if not isinstance(told, dict):
-            # Not in streamd's format: a proxy's page, or a refusal before the request was read.
-            told = {"detail": content[:DETAIL_CHARACTERS].decode("utf-8", "replace").strip()}
-        kind = str(told.get("type", "about:blank"))
+            document = None
+        if not isinstance(document, dict):
+            # Not in streamd's format: a page of a proxy, or a refusal without a JSON body.
+            document = {"detail": content[:DETAIL_CHARACTERS].decode("utf-8", "replace").strip()}
+        kind = str(document.get("type", "about:blank"))
         return problem_class(status, kind)(
             status=status,
-            title=str(told.get("title") or _phrase(status)),
-            detail=str(told.get("detail", told)),
+            title=str(document.get("title") or _phrase(status)),
+            detail=str(document.get("detail", document)),
             type=kind,
             request_id=headers.get("x-request-id"),
             retry_after=_seconds(headers.get("retry-after")),
@@ -212,7 +222,7 @@ def _seconds(retry_after: str | None) -> float | None:
     10.2.3)."""
     if retry_after is None:
         return None
-    # The header may hold any text: a number larger than any float, a date beyond the calendar.
+    # The header may have any text, even a number larger than any float or an impossible date.
     try:
         return max(0.0, float(int(retry_after)))
     except OverflowError:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
 from streamd.client import ClientError, DeadlineExceeded, NotReached, Retries, TryAgain, calls
-from streamd.client.exchange import Again, Exchange
+from streamd.client.exchange import Exchange, Retry
 from streamd.client.positions import Positions
 from streamd.server.engine.conditions import CommitToken, RecordToken, read_conditions
 
@@ -30,7 +30,7 @@ def exchange(call=calls.score("u", ["i"]), draws=(), timeout=1e9, retries=Retrie
 
 def test_waits_are_drawn_from_a_range_that_doubles_up_to_a_bound():
     e = exchange(draws=[0.5] * 9, retries=Retries(most=9, base_seconds=0.1, longest_seconds=1.0))
-    assert [e.came(503, {}, b"").seconds for _ in range(6)] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.5, 0.5])
+    assert [e.on_answer(503, {}, b"").seconds for _ in range(6)] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.5, 0.5])
 
 
 @given(st.integers(0, 10_000), st.floats(0, 1, exclude_max=True))
@@ -40,11 +40,11 @@ def test_a_wait_is_never_longer_than_said(number, draw):
 
 def test_retry_after_is_the_least_wait_by_number_or_date():
     e = exchange(draws=[0.5, 0, 0.9, 0.9])
-    assert e.came(429, {"retry-after": "7"}, b"").seconds == pytest.approx(7.05)
+    assert e.on_answer(429, {"retry-after": "7"}, b"").seconds == pytest.approx(7.05)
     soon = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
-    assert 28 < e.came(503, {"retry-after": soon}, b"").seconds <= 30
+    assert 28 < e.on_answer(503, {"retry-after": soon}, b"").seconds <= 30
     for strange in ("soon", "-5"):
-        assert e.came(503, {"retry-after": strange}, b"").seconds < 1.0
+        assert e.on_answer(503, {"retry-after": strange}, b"").seconds < 1.0
 
 
 @pytest.mark.parametrize("strange", [
@@ -53,7 +53,7 @@ def test_retry_after_is_the_least_wait_by_number_or_date():
 def test_a_retry_after_that_is_nonsense_breaks_nothing_and_is_never_waited_for_beyond_the_calls_time(strange):
     e = exchange(draws=[0.5], timeout=10.0)
     try:
-        assert 0 <= e.came(503, {"retry-after": strange}, b"").seconds < 10
+        assert 0 <= e.on_answer(503, {"retry-after": strange}, b"").seconds < 10
     except TryAgain as error:
         assert error.retry_after is None or error.retry_after >= 0
 
@@ -69,9 +69,9 @@ def test_a_wall_clock_that_jumps_changes_no_budget(monkeypatch, years):
     if years < 0:
         # The date lies decades ahead: that leads nowhere.
         with pytest.raises(TryAgain):
-            e.came(503, {"retry-after": soon}, b"")
+            e.on_answer(503, {"retry-after": soon}, b"")
     else:
-        assert e.came(503, {"retry-after": soon}, b"").seconds < 1
+        assert e.on_answer(503, {"retry-after": soon}, b"").seconds < 1
     assert e.seconds_left == pytest.approx(10.0)
 
 
@@ -79,10 +79,10 @@ def test_no_wait_goes_past_the_calls_time():
     clock = Clock()
     e = exchange(draws=[0.999] * 9, timeout=1.0, clock=clock, retries=Retries(most=99))
     with pytest.raises(TryAgain):
-        e.came(503, {"retry-after": "1"}, b"")
+        e.on_answer(503, {"retry-after": "1"}, b"")
     clock.now += 0.99
     with pytest.raises(TryAgain):
-        e.came(503, {}, b"")
+        e.on_answer(503, {}, b"")
     clock.now += 0.01
     with pytest.raises(DeadlineExceeded, match="the last try: 503"):
         _ = e.seconds_left
@@ -92,11 +92,11 @@ def test_only_what_may_be_done_twice_is_sent_again():
     for call, again in ((calls.score("u", ["i"]), True), (calls.explain("u", "i"), True), (calls.models(), True), (calls.embedding("u"), True),
                         (calls.events([{}]), False), (calls.events([{}], at_least_once=True), True), (calls.promote("v", "w"), False),
                         (calls.rollback("w"), False)):
-        assert isinstance(exchange(call, [0]).broke(OSError("refused"), sent=False), Again), "nothing was sent"
-        assert isinstance(exchange(call, [0]).came(429, {}, b""), Again), "it was refused unread"
-        for step in (lambda e: e.broke(OSError("reset"), sent=True), lambda e: e.came(503, {}, b"")):
+        assert isinstance(exchange(call, [0]).on_failure(OSError("refused"), sent=False), Retry), "nothing was sent"
+        assert isinstance(exchange(call, [0]).on_answer(429, {}, b""), Retry), "it was refused unread"
+        for step in (lambda e: e.on_failure(OSError("reset"), sent=True), lambda e: e.on_answer(503, {}, b"")):
             if again:
-                assert isinstance(step(exchange(call, [0])), Again)
+                assert isinstance(step(exchange(call, [0])), Retry)
             else:
                 with pytest.raises(ClientError) as told:
                     step(exchange(call, [0]))
@@ -112,7 +112,7 @@ def test_what_is_sent_is_what_the_server_reads(written):
     positions = Positions()
     newest = {}
     for group in written:
-        positions.wrote(", ".join(f"{t}:{p}:{o}" for t, p, o in group))
+        positions.add_writes(", ".join(f"{t}:{p}:{o}" for t, p, o in group))
         for t, p, o in group:
             newest[t, p] = max(o, newest.get((t, p), -1))
     e = exchange(positions=positions)
@@ -120,10 +120,10 @@ def test_what_is_sent_is_what_the_server_reads(written):
     assert {(t.topic, t.partition): t.offset for t in got if isinstance(t, RecordToken)} == newest
 
     # Written while the request was under way: only what it had to see is taken off.
-    positions.wrote("late:0:5")
-    positions.saw(e.headers["streamd-after"], "3.9")
+    positions.add_writes("late:0:5")
+    positions.confirm(e.headers["streamd-after"], "3.9")
     assert set(read_conditions(Headers({"streamd-after": positions.header})).after) == {RecordToken("late", 0, 5), CommitToken(3, 9)}
-    positions.saw("late:0:5", "3.2")
+    positions.confirm("late:0:5", "3.2")
     assert positions.header == "3.9"
     positions.forget()
     assert positions.header == ""
@@ -131,15 +131,15 @@ def test_what_is_sent_is_what_the_server_reads(written):
 
 def test_more_partitions_than_a_server_takes_are_refused_before_anything_is_sent():
     positions = Positions()
-    positions.wrote(", ".join(f"t:{p}:1" for p in range(256)))
+    positions.add_writes(", ".join(f"t:{p}:1" for p in range(256)))
     exchange(positions=positions)
-    positions.wrote("t:256:1")
+    positions.add_writes("t:256:1")
     with pytest.raises(ClientError, match="more than 256 partitions"):
         exchange(positions=positions)
 
 
 def test_a_problem_of_a_position_that_is_not_reached_is_asked_again_by_reads():
     body = b'{"type": "urn:streamd:position-not-reached", "title": "t", "status": 504, "detail": "d"}'
-    assert isinstance(exchange(draws=[0]).came(504, {}, body), Again)
+    assert isinstance(exchange(draws=[0]).on_answer(504, {}, body), Retry)
     with pytest.raises(NotReached):
-        exchange(retries=Retries(most=0)).came(504, {}, body)
+        exchange(retries=Retries(most=0)).on_answer(504, {}, body)
