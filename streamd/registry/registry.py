@@ -4,7 +4,7 @@ is read without pickle."""
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
@@ -109,12 +109,16 @@ class Registry(StoredVersions):
             self.prune()
             return PublishResult(name, False, f"{decision.reason}; learned beside {serving}")
         # Write it durably before the journal names it: a kill between leaves an unused version,
-        # which the repeated publication finds.
+        # which the repeated publication finds. The versions that it makes too old are removed in
+        # the same commit.
         with self.journal.lock:
-            line = self.version_lines.beside_a_move(manifest)
-            self.journal.move("promote", name, TRAINER, decision.reason, others=line)
+            last = self.journal.last()
+            named = {name, last.shadow if last else name}
+            old = self._too_old(named | self._named() if self._is_shared else named)
+            lines = self.version_lines.beside_a_move(manifest, old.lines)
+            self.journal.move("promote", name, TRAINER, decision.reason, others=lines)
             self._log_versions([manifest])
-        self.prune()
+            self.prune()
         return PublishResult(name, True, decision.reason)
 
     def _log_versions(self, manifests: Sequence[Manifest]) -> None:
@@ -288,21 +292,28 @@ class Registry(StoredVersions):
         keeps its memory too: it may be proven already, although the journal does not have it yet.
         """
         with self.journal.lock:
-            made = sorted(read_manifests(self), key=lambda m: m.created)
-            named = self._named()
-            old = [m.name for m in made[: -self._keep] if m.name not in named]
-            kept = named | {name for m in made[-1:] for name in (m.name, m.parent)}
-            bare = [m for m in made[-self._keep :] if m.name not in kept and self.is_servable(m)]
+            old = self._too_old(self._named())
             # The log first: bytes that are missing without a line count as lost.
-            # A lost one is forgotten once it would have been removed anyway.
-            oldest = min((m.created for m in made[-self._keep :]), default=math.inf)
-            lost = [n for n, one in self.lost_versions() if one.created < oldest]
-            lines = removals([*old, *lost], "version")
-            self.version_lines.append(lines + removals([m.name for m in bare], "memory"))
-            self._drop(old)
-            for manifest in made[-self._keep :]:
-                if manifest.name not in kept:
-                    self._drop_memory(manifest)
+            self.version_lines.append(old.lines)
+            self._drop(old.whole)
+            for manifest in old.memory:
+                self._drop_memory(manifest)
+
+    def _too_old(self, named: set[str]) -> "_TooOld":
+        """Find the versions that `prune` drops. named: those that stay, whatever their age."""
+        made = sorted(read_manifests(self), key=lambda m: m.created)
+        newest = made[-self._keep :]
+        kept = named | {name for m in made[-1:] for name in (m.name, m.parent)}
+        whole = [m.name for m in made[: -self._keep] if m.name not in named]
+        memory = [m for m in newest if m.name not in kept]
+        # A lost one is forgotten once it would have been removed anyway.
+        oldest = min((m.created for m in newest), default=math.inf)
+        lost = [n for n, one in self.lost_versions() if one.created < oldest]
+        # The log may have a removal already, with the move that caused it.
+        logged = self.version_lines.versions()
+        lines = removals([name for name in (*whole, *lost) if name in logged], "version")
+        bare = [m.name for m in memory if m.name in logged and logged[m.name].has_memory]
+        return _TooOld(whole, memory, lines + removals(bare, "memory"))
 
     def lost_versions(self) -> list[tuple[str, LoggedVersion]]:
         """The versions with missing folders, although the log has no removal of them."""
@@ -370,6 +381,16 @@ class Registry(StoredVersions):
         self._disk.remove_folder(scratch)
         self._disk.replace(self.folder / name, scratch)
         self._disk.remove_folder(scratch)
+
+
+@dataclass(frozen=True, slots=True)
+class _TooOld:
+    """Versions that are too old. whole: names of those that go. memory: those that lose their
+    memory. lines: of the removals that the log lacks."""
+
+    whole: list[str]
+    memory: list[Manifest]
+    lines: list[VersionLine]
 
 
 def promote_again(registry: Registry, why: str) -> Move:

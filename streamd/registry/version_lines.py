@@ -116,12 +116,15 @@ class VersionLines:
         if lines and self.is_in_use:
             self._lines.append([line.encode() for line in lines])
 
-    def beside_a_move(self, manifest: Manifest) -> list[tuple[str, bytes]]:
+    def beside_a_move(
+        self, manifest: Manifest, others: Sequence[VersionLine]
+    ) -> list[tuple[str, bytes]]:
         """The line of a version that was made, for the batch of the move that names it; none if the
-        log has it."""
-        if not self.is_in_use or manifest.name in self.versions():
+        log has it. others: further lines for the batch."""
+        if not self.is_in_use:
             return []
-        return [(self._lines.name, VersionLine.of(manifest).encode())]
+        made = [] if manifest.name in self.versions() else [VersionLine.of(manifest)]
+        return [(self._lines.name, line.encode()) for line in (*made, *others)]
 
 
 def removals(names: Sequence[str], removed: Literal["memory", "version"]) -> list[VersionLine]:

@@ -16,6 +16,7 @@ from streamd.eventlog import line_outbox as outbox
 from streamd.eventlog.delivery import WAIT, Wait
 from streamd.eventlog.journal.changelog_position import CHANGELOG, ChangelogPosition
 from streamd.eventlog.layout import MOVES, VERSIONS
+from streamd.eventlog.reader import LogReader
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Schema, empty_batch
@@ -61,6 +62,21 @@ def test_a_version_and_the_move_that_names_it_are_in_one_commit(path):
     assert line["name"] == "11-1" and line["checksums"] == registry.manifest("11-1").checksums and line["edge"] == 1
     assert line["seq"] == lines(path, MOVES)[0]["seq"] and verify_log(path)[1] == []
     check_agrees(registry)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_promotion_and_the_removals_that_it_causes_are_one_commit(path, keep):
+    registry = of(path, keep=keep)
+    for n in range(1, 8):
+        before = LogReader.open(path).state.seq
+        registry.publish(replace(candidate(n), parent=f"{n + 9}-{n - 1}"))
+        made = [line for line in lines(path) if line["seq"] == before + 1]
+        assert LogReader.open(path).state.seq == before + 1 and made[0]["name"] == f"{n + 10}-{n}"
+        # The first one stays, as the shadow.
+        gone = [] if n < keep + 2 else [(f"{n + 10 - keep}-{n - keep}", "version")]
+        assert [(line["name"], line["removed"]) for line in made[1:]] == gone, n
+        check_agrees(registry)
+    assert verify_log(path)[1] == []
 
 
 def test_what_is_removed_has_a_line_and_what_is_lost_has_none(path):
