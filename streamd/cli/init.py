@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ from streamd.settings.loading import Settings, load_settings
 if TYPE_CHECKING:
     from streamd.exchange.chosen_fields import Chosen
     from streamd.exchange.guess import Guess
+    from streamd.exchange.sample import Verdict
 
 BROKER = "localhost:9092"
 NONE = "none"
@@ -37,12 +39,18 @@ SHOWN = 5
 class Found:
     """Sample records from which the mapping is guessed.
 
-    words: their number and origin, as text. file: the file that holds them, "" for none.
+    parts: by partition, in which their offsets are unique. words: their number and origin, as text.
+    file: the file that holds them, "" for none.
     """
 
-    records: list[Any]
+    parts: dict[int, list[Any]]
     words: str
     file: str = ""
+
+    @property
+    def records(self) -> list[Any]:
+        """The records of all partitions."""
+        return list(chain.from_iterable(self.parts.values()))
 
 
 def init(
@@ -99,10 +107,13 @@ def init(
     # Before writing: check that the text loads, and print the events that it makes of the sample.
     text = settings_text(SampledTopic(broker=broker, topic=name, sample=found.words), guessed)
     settings = _load_text(text)
-    refused = _judge(settings, name, found)
+    verdict = _judge(settings, name, found)
     _write_new(file, text)
-    _print_next(file, name, "" if without_time else found.file, refused)
-    raise typer.Exit(1 if refused else 0)
+    if verdict.num_taken:
+        _print_next(file, name, "" if without_time else found.file, verdict.refused.total())
+    else:
+        _print_correction(file, found.file or name, verdict.reason_for_none)
+    raise typer.Exit(1 if verdict.refused or not verdict.num_taken else 0)
 
 
 def _ask(question: str, offered: str) -> str:
@@ -183,11 +194,11 @@ def _sample_of(
     if sample is not None and not Path(sample).exists():
         raise SettingsError(f"{sample} is not a file.", "check the path.")
     try:
-        records = read_with_progress(settings, name, count).all
-        if records:
+        found = read_with_progress(settings, name, count)
+        if len(found):
             # A pipe cannot be read again, so no later command is given its name.
             file = sample if sample and not Path(sample).is_fifo() else ""
-            return Found(records=records, words=_words(len(records), name), file=file)
+            return Found(parts=found.records, words=_words(len(found), name), file=file)
         why = f"{name} is empty"
     except KafkaError as error:
         if not asks:
@@ -201,7 +212,7 @@ def _sample_of(
     text = _ask("Paste one record as JSON, or the path of a file of records", "")
     if Path(text).is_file():
         return _sample_of(broker, topic, text, count, asks, now_ms)
-    return Found(records=pasted_records(text, now_ms), words="a pasted record")
+    return Found(parts={0: pasted_records(text, now_ms)}, words="a pasted record")
 
 
 def _read_stdin(settings: Settings, count: int, now_ms: int) -> Found:
@@ -223,7 +234,7 @@ def _read_stdin(settings: Settings, count: int, now_ms: int) -> Found:
             records = read_with_progress(settings, str(path), count).all
     if not records:
         raise SettingsError("stdin has no records.", "check the command before the pipe.")
-    return Found(records=records, words=_words(len(records), "stdin"))
+    return Found(parts={0: records}, words=_words(len(records), "stdin"))
 
 
 def _words(count: int, name: str) -> str:
@@ -238,25 +249,25 @@ def _load_text(text: str) -> Settings:
         return load_settings(path)[0]
 
 
-def _judge(settings: Settings, topic: str, found: Found) -> int:
+def _judge(settings: Settings, topic: str, found: Found) -> "Verdict":
     """Print the first refused records, the first event, a summary and doubts about keys, by the
-    same judgement as `streamd sources check`. Returns: the number of refused records."""
+    same judgement as `streamd sources check`."""
     from streamd.clock import SystemClock
     from streamd.exchange.sample import NOW, Sample, judge
 
-    verdict = judge(settings, Sample(topic, {0: found.records}), SystemClock())
+    verdict = judge(settings, Sample(topic, found.parts), SystemClock())
     for judged in [j for j in verdict.judged if not j.event][:SHOWN]:
         err.print(Text(printable(f"record {judged.offset}: {judged.what}: {judged.error}")))
     first = next((j.event for j in verdict.judged if j.event), None)
     if first:
         out.print(Text(printable(f"first event: {first}")), soft_wrap=True)
-    out.print(verdict.words(len(found.records)), soft_wrap=True, markup=False, highlight=False)
+    out.print(verdict.words, soft_wrap=True, markup=False, highlight=False)
     of_file = (
         [NOW.format(file=found.file)] if found.file and settings.sources[0].time == "record" else []
     )
     for sentence in verdict.sentences(of_file):
         err.print(printable(sentence), soft_wrap=True, markup=False, highlight=False)
-    return verdict.refused.total()
+    return verdict
 
 
 def _write_new(file: Path, text: str) -> None:
@@ -285,5 +296,19 @@ def _print_next(file: Path, topic: str, sample: str, refused: int) -> None:
             lines.append(f"once {sample} has no refused rows, which stop a backtest:")
         lines += [f"  streamd backtest {sample} --source {topic}", "with a broker:"]
     lines += [f"  streamd sources check {topic}", "  streamd doctor && streamd run"]
+    for line in lines:
+        out.print(printable(line), soft_wrap=True, markup=False, highlight=False)
+
+
+def _print_correction(file: Path, name: str, reason: str) -> None:
+    """Print how to correct settings by which no record is an event, so that a run would learn
+    nothing. name: of the sample's file or topic."""
+    lines = [
+        f"written: {file}, by which no record of {name} is an event: {reason}",
+        f"correct the source in {file} until these show events:",
+        f"  export STREAMD_CONFIG={file}",
+        f"  streamd sources check {name}",
+        f"or remove {file}, and name the fields: streamd init --src FIELD --dst FIELD ...",
+    ]
     for line in lines:
         out.print(printable(line), soft_wrap=True, markup=False, highlight=False)

@@ -1,5 +1,6 @@
 """The `streamd sources` commands inspect mapped topics; they write nothing."""
 
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -55,7 +56,7 @@ def sources_check(
     from pathlib import Path
 
     from streamd.clock import SystemClock
-    from streamd.exchange.sample import check_is_read, judge
+    from streamd.exchange.sample import check_is_read, first_of_record, judge
 
     settings = settings_of(config, None)
     if not source and not Path(name).exists():
@@ -65,13 +66,19 @@ def sources_check(
 
     # Records come from outside, so control characters in them are escaped.
     rows = []
-    for judged in verdict.judged:
-        place = "" if judged.index < 0 else str(judged.index)
-        cells = (judged.what, judged.event or judged.error)
-        rows.append((str(judged.partition), str(judged.offset), place, *map(printable, cells)))
+    for (partition, offset), of_record in groupby(
+        verdict.judged, lambda judged: (str(judged.partition), str(judged.offset))
+    ):
+        shown, num_more = first_of_record(list(of_record))
+        for judged in shown:
+            index = "" if judged.index < 0 else str(judged.index)
+            cells = (judged.what, judged.event or judged.error)
+            rows.append((partition, offset, index, *map(printable, cells)))
+        if num_more:
+            rows.append((partition, offset, "", "", f"... and {num_more:,} more of this record"))
     head = ("partition", "offset", "index", "becomes", "event or reason")
     print_records(out, head, rows, num_long=1)
-    out.print(verdict.words(len(sample)), soft_wrap=True, markup=False, highlight=False)
+    out.print(verdict.words, soft_wrap=True, markup=False, highlight=False)
     print_rounded(verdict.rounded.words)
     for sentence in verdict.sentences(sample.doubts):
         err.print(printable(sentence), soft_wrap=True, markup=False, highlight=False)

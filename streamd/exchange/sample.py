@@ -47,6 +47,8 @@ NOW = (
 )
 LISTS = ("features", "target")
 """Columns of streamd's own events that a table has as JSON lists."""
+SHOWN = 3
+"""Number of events of one record that are shown, and of its refusals."""
 WORDS = {EDGE: "edge", NODE: "node", LABEL: "label", DELETE: "delete"}
 
 
@@ -218,18 +220,34 @@ class Judged:
     error: str = ""
 
 
+def first_of_record(judged: Sequence[Judged]) -> tuple[list[Judged], int]:
+    """The first events and the first refusals of one record, which may be a batch of thousands.
+
+    Returns: up to SHOWN of both in their order, and the number of the others.
+    """
+    events = [one for one in judged if one.event]
+    refused = [one for one in judged if not one.event]
+    shown = sorted([*events[:SHOWN], *refused[:SHOWN]], key=lambda one: one.index)
+    num_more = len(judged) - len(shown)
+    # A line about a single event is no shorter than the event.
+    return (list(judged), 0) if num_more == 1 else (shown, num_more)
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The results for a sample.
 
-    judged: in order of partition and offset. num_skipped: records without event or error. counts:
-    of events by type. refused: by reason. rounded: feature values. absent: a sentence for each path
-    of the source at which no record has a value. odd_keys: of the edges. doubts: a sentence each.
+    judged: in order of partition and offset. num_taken, num_skipped, num_refused: records with an
+    event, without event or error, and with errors only; each record is one of these. counts: of
+    events by type. refused: by reason. rounded: feature values. absent: a sentence for each path of
+    the source at which no record has a value. odd_keys: of the edges. doubts: a sentence each.
     held: a sentence on why a log would not accept these as its first times; "" if it would.
     """
 
     judged: list[Judged]
+    num_taken: int
     num_skipped: int
+    num_refused: int
     counts: Counter[str]
     refused: Counter[str]
     rounded: Rounded
@@ -244,13 +262,33 @@ class Verdict:
         held = [self.held] if self.held else []
         return [*held, *self.absent, *all_doubts(self.odd_keys, (*self.doubts, *of_file))]
 
-    def words(self, num_records: int) -> str:
-        """The counts as text. num_records: of the sample."""
+    @property
+    def words(self) -> str:
+        """The counts as text. The numbers of records after the colon add up to the one before."""
         events = ", ".join(count_noun(n, what) for what, n in self.counts.items()) or "no events"
+        # A record may contain several events, of which some may be refused.
+        if self.counts.total() != self.num_taken:
+            events = f"{self.num_taken:,} with {events}"
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in self.refused.most_common())
-        refused = f"{self.refused.total():,} refused{f' ({reasons})' if reasons else ''}"
-        records = count_noun(num_records, "record")
+        refused = f"{self.num_refused:,} refused"
+        if self.refused.total() != self.num_refused:
+            refused += f" entirely; {count_noun(self.refused.total(), 'event')} refused"
+        if reasons:
+            refused += f" ({reasons})"
+        records = count_noun(self.num_taken + self.num_skipped + self.num_refused, "record")
         return f"{records}: {events}; {self.num_skipped:,} skipped; {refused}"
+
+    @property
+    def reason_for_none(self) -> str:
+        """Why no record is an event, as a clause; "" if one is."""
+        if self.num_taken:
+            return ""
+        skipped, refused = count_noun(self.num_skipped, "record"), f"{self.num_refused:,}"
+        reasons = [
+            f"{skipped} met no `where` of the source, or had no value" if self.num_skipped else "",
+            f"{refused} had the errors above" if self.num_refused else "",
+        ]
+        return " and ".join(filter(None, reasons))
 
 
 def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
@@ -263,9 +301,13 @@ def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
     unit = settings.stream.time_unit
     prefixes = _prefixes(settings, sample.topic)
     judged: list[Judged] = []
-    num_skipped = 0
+    num_taken = num_refused = 0
     blocks = [empty_block(schema.edge_feature_dim)]
+    mapped = decoder.mapped.get(sample.topic)
     for partition, records in sample.records.items():
+        # A tombstone may follow a delete that is just not in the sample, so it is skipped.
+        if records and mapped and mapped.lacks_record_before(partition, records[0]):
+            records = records[1:]
         block, rejected = decoder.decode(records, partition, clock.now_us(), sample.topic)
         blocks.append(block)
         told: list[Judged] = []
@@ -275,14 +317,18 @@ def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
             place = (partition, int(event["offset"]), int(event["item"]))
             told.append(Judged(*place, WORDS[int(event["kind"])], text))
         told += [Judged(partition, r.offset, r.index, r.reason, "", r.error) for r in rejected]
-        num_skipped += len({r.offset for r in records} - {j.offset for j in told})
+        with_events = {j.offset for j in told if j.event}
+        num_taken += len(with_events)
+        num_refused += len({j.offset for j in told} - with_events)
         judged += sorted(told, key=lambda j: (j.offset, j.index))
     found = None if settings.ingest.accept_first_times else decoder.other_unit
     refused = Counter(j.what for j in judged if not j.event)
     without = _sentence_without_source(settings, sample.topic) if refused else []
     return Verdict(
         judged,
-        num_skipped,
+        num_taken,
+        len(sample) - num_taken - num_refused,
+        num_refused,
         Counter(j.what for j in judged if j.event),
         refused,
         decoder.rounded,

@@ -110,6 +110,15 @@ def test_a_broker_that_is_away_is_one_sentence_without_the_clients_lines(tmp_pat
         assert done.returncode == 2 and done.stderr.startswith(f"streamd: No broker answers at {AWAY}: connection refused") and done.stderr.count("\n") == 1, done.stderr
 
 
+def test_a_run_is_not_recommended_if_no_record_is_an_event(tmp_path):
+    (tmp_path / "r.ndjson").write_text("".join(json.dumps({"user": "k" * 3000, "item": f"i{n}", "ts": 1790000000 + n}) + "\n" for n in range(30)))
+    done = invoke(tmp_path, "--topic", "shop", "--sample", tmp_path / "r.ndjson", "--src", "user", "--dst", "item")
+    assert done.exit_code == 1 and "30 records: no events; 0 skipped; 30 refused" in done.output
+    assert "streamd run" not in done.output and "backtest" not in done.output
+    assert f"by which no record of {tmp_path / 'r.ndjson'} is an event: 30 had the errors above" in done.output
+    assert f"  streamd sources check {tmp_path / 'r.ndjson'}" in done.output and (tmp_path / "settings.yaml").exists()
+
+
 def test_what_comes_from_outside_cannot_spoil_the_terminal(tmp_path):
     hostile = "\x1b[2J\x9b2J"
     lines = [RECORD | {hostile: 1, "kind": hostile}, RECORD, RECORD | {"item": {"id": {hostile: hostile}}}]

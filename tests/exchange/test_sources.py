@@ -2,23 +2,28 @@
 
 import csv
 import datetime
+import io
 import json
 import re
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.ipc
 import pyarrow.parquet
 import pytest
+import structlog
 import yaml
 from kafka import TopicPartition
 from typer.testing import CliRunner
 
 from streamd.cli.doctor_checks import run_check
 from streamd.cli.main import app
+from streamd.clock import SystemClock
 from streamd.errors import SettingsError
 from streamd.eventlog.reader import LogReader
 from streamd.exchange import produce
 from streamd.exchange.guess import guess
+from streamd.exchange.load import FileRow
 from streamd.exchange.sample import Sample, judge, shares
 from streamd.settings.loading import load_settings
 from tests.builders import ManualClock
@@ -152,6 +157,70 @@ def test_check_reads_our_own_events_too(tmp_path):
     (tmp_path / "t.ndjson").write_text('{"src": 1, "dst": 2, "time": 5}\n{"src": 1}\n')
     done = invoke("sources", "check", tmp_path / "t.ndjson")
     assert "2 records: 1 edge; 0 skipped; 1 refused (missing_field 1)" in done.output
+
+
+def arrow_batch(*rows):
+    sink = io.BytesIO()
+    table = pa.Table.from_pylist(list(rows))
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return sink.getvalue()
+
+
+def counted(words):
+    """The number of records of a verdict, and the sum of those with events, skipped and refused."""
+    total, events, skipped, refused = re.fullmatch(r"([\d,]+) records?: (.*?); ([\d,]+) skipped; ([\d,]+) refused.*", words).groups()
+    with_events = re.match(r"([\d,]+) with", events) or re.match(r"([\d,]+) \w+$", events)
+    return int(total), int(with_events[1] if with_events else 0) + int(skipped) + int(refused)
+
+
+WELL, CUT, OTHER = {"u": 1, "v": 2, "t": 5, "k": 1}, {"u": 1, "v": None, "t": 5, "k": 1}, {"u": 1, "v": 2, "t": 5, "k": 0}
+
+
+@pytest.mark.parametrize("form", ["json", "arrow"])
+@pytest.mark.parametrize(("values", "words"), [
+    ([WELL] * 3, "6 records: 6 edges; 0 skipped; 0 refused"),
+    ([WELL, OTHER, CUT, None], "8 records: 2 edges; 4 skipped; 2 refused (missing_field 2)"),
+    ([[WELL] * 50, [OTHER, OTHER], [CUT, CUT], [WELL, CUT], None], "10 records: 4 with 102 edges; 4 skipped; 2 refused entirely; 6 events refused (missing_field 6)"),
+    ([[OTHER]], "2 records: no events; 2 skipped; 0 refused"),
+    ([[CUT]], "2 records: no events; 0 skipped; 2 refused (missing_field 2)")])
+def test_the_counts_of_a_sample_add_up_to_its_records(values, words, form, tmp_path):
+    """Both partitions have the same offsets."""
+    body = f"envelope: debezium, format: {form}" if None in values and form == "json" else f"format: {form}"
+    rows = [[v] if isinstance(v, dict) else v for v in values]
+    if "debezium" in body:
+        rows = [v and [{"op": "c", "before": None, "after": row} for row in v] for v in rows]
+    (tmp_path / "s.yaml").write_text(f"sources: [{{topic: t, time: us, {body}, where: {{k: 1}}, fields: {{src: u, dst: v, time: t}}}}]\nkafka: {{topics: [t]}}\ningest: {{tombstones: delete}}\n")
+    if form == "arrow" and None in values:
+        rows = [v if v else [OTHER] for v in rows]
+    encoded = [v and (arrow_batch(*v) if form == "arrow" else json.dumps(v[0] if len(v) == 1 else v).encode()) for v in rows]
+    records = [FileRow(offset=n, value=value, key=b'{"order": 5}') for n, value in enumerate(encoded)]
+    settings, _ = load_settings(tmp_path / "s.yaml", environ={})
+    verdict = judge(settings, Sample("t", {0: records, 1: records}), SystemClock())
+    assert verdict.words == words
+    total, summed = counted(verdict.words)
+    assert total == summed == 2 * len(values)
+
+
+def test_a_tombstone_that_a_sample_cut_from_its_delete_is_skipped_without_a_warning(tmp_path):
+    (tmp_path / "s.yaml").write_text("sources: [{topic: t, time: us, envelope: debezium, fields: {src: u, dst: v, time: t}}]\nkafka: {topics: [t]}\n")
+    settings, _ = load_settings(tmp_path / "s.yaml", environ={})
+    change = json.dumps({"op": "c", "before": None, "after": WELL}).encode()
+    records = [FileRow(offset=n, value=value, key=b'{"order": 5}') for n, value in enumerate((None, change, None))]
+    for some, warnings in ((records[:2], 0), (records, 1)):
+        with structlog.testing.capture_logs() as logged:
+            verdict = judge(settings, Sample("t", {0: some}), SystemClock())
+        assert len(logged) == warnings and (verdict.num_taken, verdict.num_skipped) == (1, len(some) - 1)
+
+
+def test_check_shows_the_first_events_of_a_record_and_counts_the_others(tmp_path):
+    rows = [[WELL] * 50, [WELL] * 4, [*[WELL] * 5, *[CUT] * 9]]
+    (tmp_path / "r.ndjson").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "s.yaml").write_text("sources: [{topic: t, time: us, fields: {src: u, dst: v, time: t}}]\n")
+    done = invoke("sources", "check", tmp_path / "r.ndjson", "--config", tmp_path / "s.yaml", COLUMNS="200")
+    shown = [line.split()[3] for line in done.output.splitlines() if line.startswith(" 0 ")]
+    assert [(shown.count(word), word) for word in ("edge", "missing_field")] == [(10, "edge"), (3, "missing_field")]
+    assert re.findall(r"\.\.\. and (\d+) more of this record", done.output) == ["47", "8"]
 
 
 def test_check_of_a_topic_that_is_not_read_names_those_that_are(config, clicks):
