@@ -109,10 +109,7 @@ def init(
     settings = _load_text(text)
     verdict = _judge(settings, name, found)
     _write_new(file, text)
-    if verdict.num_taken:
-        _print_next(file, name, "" if without_time else found.file, verdict.refused.total())
-    else:
-        _print_correction(file, found.file or name, verdict.reason_for_none)
+    _print_next(file, name, found, verdict, without_time)
     raise typer.Exit(1 if verdict.refused or not verdict.num_taken else 0)
 
 
@@ -287,28 +284,27 @@ def _write_new(file: Path, text: str) -> None:
         Path(made.name).unlink()
 
 
-def _print_next(file: Path, topic: str, sample: str, refused: int) -> None:
-    """Print the next commands. sample: a file that can be imported, "" for none; its commands need
-    no broker. refused: number of its rows that would stop an import."""
-    lines = [f"written: {file}", f"  export STREAMD_CONFIG={file}"]
-    if sample:
-        if refused:
-            lines.append(f"once {sample} has no refused rows, which stop a backtest:")
-        lines += [f"  streamd backtest {sample} --source {topic}", "with a broker:"]
-    lines += [f"  streamd sources check {topic}", "  streamd doctor && streamd run"]
-    for line in lines:
-        out.print(printable(line), soft_wrap=True, markup=False, highlight=False)
-
-
-def _print_correction(file: Path, name: str, reason: str) -> None:
-    """Print how to correct settings by which no record is an event, so that a run would learn
-    nothing. name: of the sample's file or topic."""
-    lines = [
-        f"written: {file}, by which no record of {name} is an event: {reason}",
-        f"correct the source in {file} until these show events:",
-        f"  export STREAMD_CONFIG={file}",
-        f"  streamd sources check {name}",
-        f"or remove {file}, and name the fields: streamd init --src FIELD --dst FIELD ...",
-    ]
+def _print_next(
+    file: Path, topic: str, found: Found, verdict: "Verdict", without_time: bool
+) -> None:
+    """Print the next commands. without_time: whether the sample's file cannot be imported."""
+    if not verdict.num_taken:
+        # A run would learn nothing.
+        name = found.file or topic
+        lines = [
+            f"written: {file}, by which no record of {name} is an event: {verdict.reason_for_none}",
+            f"correct the source in {file} until these show events:",
+            f"  export STREAMD_CONFIG={file}",
+            f"  streamd sources check {name}",
+            f"or remove {file}, and name the fields: streamd init --src FIELD --dst FIELD ...",
+        ]
+    else:
+        lines = [f"written: {file}", f"  export STREAMD_CONFIG={file}"]
+        # These commands need no broker; a refused row would stop them.
+        if found.file and not without_time:
+            if verdict.refused:
+                lines.append(f"once {found.file} has no refused rows, which stop a backtest:")
+            lines += [f"  streamd backtest {found.file} --source {topic}", "with a broker:"]
+        lines += [f"  streamd sources check {topic}", "  streamd doctor && streamd run"]
     for line in lines:
         out.print(printable(line), soft_wrap=True, markup=False, highlight=False)

@@ -14,7 +14,15 @@ from typing import Any, BinaryIO, cast
 
 from streamd.errors import SettingsError
 from streamd.exchange.column_values import OddCell, column_values
-from streamd.exchange.text_files import Row, TextForm, as_text, check_columns, csv_rows, open_bytes
+from streamd.exchange.text_files import (
+    MissingColumn,
+    Row,
+    TextForm,
+    as_text,
+    check_columns,
+    csv_rows,
+    open_bytes,
+)
 from streamd.exchange.times import Misfit
 
 CSV, NDJSON, PARQUET, ARROW, ARROW_STREAM = "csv", "ndjson", "parquet", "arrow", "arrow stream"
@@ -110,10 +118,13 @@ class EventFile:
             for part, kind in zip(self.parts, self._kinds, strict=True)
         )
 
-    def rows(self, wanted: Sequence[str]) -> Iterator[tuple[int, Row | str]]:
+    def rows(
+        self, wanted: Sequence[str], missing_action: str = ""
+    ) -> Iterator[tuple[int, Row | str]]:
         """Read the rows of tables and the lines of NDJSON, with their numbers from 1.
 
-        wanted: columns that tables must have. Raises: SettingsError naming the file and the last
+        wanted: columns that tables must have. missing_action: of the operator if one is missing; by
+        default to name columns with options. Raises: SettingsError naming the file and the last
         row before the one that cannot be read.
         """
         number = 0
@@ -129,6 +140,8 @@ class EventFile:
                 # yielded.
                 raise odd.at(f"{part} row {number - before + odd.row + 1}") from None
             except Misfit as misfit:
+                if missing_action and isinstance(misfit, MissingColumn):
+                    misfit = Misfit(str(misfit), missing_action)
                 raise misfit.at(f"{part}") from None
             except (OSError, ValueError, EOFError, OverflowError, csv.Error, zlib.error) as error:
                 word = "line" if self._kinds[at] == NDJSON else "row"

@@ -25,7 +25,7 @@ from streamd.exchange.produce import Outgoing
 from streamd.exchange.published import Published, add_published_source, find_data_set
 from streamd.exchange.sorting import TimedRow, sort_rows
 from streamd.exchange.tables import Columns, read_first, without_nan
-from streamd.exchange.text_files import NAME_COLUMNS, Row
+from streamd.exchange.text_files import Row
 from streamd.exchange.times import UNIT_OPTION, Misfit
 from streamd.ingest.order.batch_builder import as_json
 from streamd.number_texts import count_noun
@@ -80,14 +80,9 @@ def rows_of_sources(
     if published is not None:
         # The data set's form has all other columns.
         wanted = [name for s in sources if s.fields is not None for name in s.fields.features]
-    rows = _rows_as_json(file, wanted, sources, _times_of(sources, unit), doubt, published)
-    try:
-        return read_first(rows)
-    except SettingsError as error:
-        # The source names the columns, so no option may.
-        if NAME_COLUMNS not in str(error):
-            raise
-        raise SettingsError(error.problem, SOURCE_COLUMNS.format(topic=sources[0].topic)) from None
+    return read_first(
+        _rows_as_json(file, wanted, sources, _times_of(sources, unit), doubt, published)
+    )
 
 
 def read_rows(file: EventFile) -> Iterator[tuple[int, bytes]]:
@@ -117,7 +112,9 @@ def _rows_as_json(
     cells: CellReaders | None = None
     time_columns = _time_columns(sources)
     num_left_out = 0
-    for number, row in file.rows(wanted):
+    # The source names the columns, so no option may.
+    action = SOURCE_COLUMNS.format(topic=sources[0].topic) if sources else ""
+    for number, row in file.rows(wanted, action):
         if isinstance(row, str):
             if line := row.strip():
                 yield number, without_nan(line).encode()

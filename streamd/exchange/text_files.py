@@ -47,6 +47,10 @@ SIMILAR = 0.6
 Row = dict[str, Any]
 
 
+class MissingColumn(Misfit):
+    """When a table lacks a column that is read; the operator names other columns."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextForm:
     """The notation of cells in a text file.
@@ -154,7 +158,7 @@ def check_columns(found: Sequence[str], wanted: Sequence[str], action: str = NAM
     """Refuse a table that lacks a column or has it twice.
 
     wanted: the columns that are read; empty if any may be. action: of the operator if one lacks.
-    Raises: Misfit.
+    Raises: MissingColumn, or Misfit for a name that differs in blanks or is there twice.
     """
     for column in wanted or filter(None, found):
         if column not in found:
@@ -166,12 +170,12 @@ def check_columns(found: Sequence[str], wanted: Sequence[str], action: str = NAM
                 )
             head = column.partition(".")[0]
             if head != column and head in found:
-                raise Misfit(
+                raise MissingColumn(
                     f"no column {column!r}; only --source reads fields inside {head!r}",
                     f"{NAME_COLUMNS}.",
                 )
             near = nearest_of(column, found, SIMILAR)
-            raise Misfit(f"no column {column!r}{near}", f"{action}.")
+            raise MissingColumn(f"no column {column!r}{near}", f"{action}.")
         if found.count(column) > 1:
             raise Misfit(
                 f"{found.count(column)} columns {column!r}", "give each a name of its own."

@@ -22,6 +22,7 @@ from streamd.clock import SystemClock
 from streamd.errors import SettingsError
 from streamd.eventlog.reader import LogReader
 from streamd.exchange import produce
+from streamd.exchange.event_files import EventFile
 from streamd.exchange.guess import guess
 from streamd.exchange.load import FileRow
 from streamd.exchange.sample import Sample, judge, shares
@@ -175,6 +176,19 @@ def counted(words):
 
 
 WELL, CUT, OTHER = {"u": 1, "v": 2, "t": 5, "k": 1}, {"u": 1, "v": None, "t": 5, "k": 1}, {"u": 1, "v": 2, "t": 5, "k": 0}
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_reader_of_a_file_gives_the_action_for_a_missing_column(ending, tmp_path):
+    path = tmp_path / f"t.{ending}"
+    if ending == "csv":
+        path.write_text("a\n1\n")
+    else:
+        pa.parquet.write_table(pa.table({"a": [1]}), path)
+    for action, says in (("ask Eve.", "no column 'c'; there are a. Operator action: ask Eve."), ("", "no column 'c'; there are a. Operator action: name the columns with --src")):
+        with pytest.raises(SettingsError) as raised:
+            list(EventFile(path).rows(("c",), action))
+        assert says in str(raised.value)
 
 
 @pytest.mark.parametrize("form", ["json", "arrow"])
