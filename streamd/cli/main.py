@@ -149,7 +149,9 @@ def demo(
     trial: Annotated[
         bool,
         typer.Option(
-            "--trial", help="Compare the champion with two rules in a trial of simulated users."
+            "--trial",
+            help="Compare the champion with last midnight's version and the rule in a trial of "
+            "simulated users.",
         ),
     ] = False,
 ) -> None:

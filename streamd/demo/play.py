@@ -74,7 +74,7 @@ def play(
         after the last window and end, else run until Ctrl-C. days: None for all. cold: freeze the
         frozen model after COLD_EVENTS events. bootstrap_servers: None to start a broker. port: 0
         for a free one. data_dir: None for a temporary folder. trial: simulated users take part in
-        a trial of the champion and two rules.
+        a trial of the champion, the version of last midnight and the rule.
     """
     stream = find_stream(name)
     rate = _rate(speed)

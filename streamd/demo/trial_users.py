@@ -14,10 +14,11 @@ from rich.table import Table
 from streamd.demo.role_reader import RoleReader
 from streamd.demo.streams import DAY, HOUR, DemoStream
 from streamd.exchange.produce import Outgoing
+from streamd.settings.trials import CHAMPION, LAST_MIDNIGHT
 from streamd.trials.report import COLUMNS, notes, read_figures, rows
 
 TRIAL = "demo"
-ARMS = {"champion": 0.5, "rule": 0.25, "popularity": 0.25}
+ARMS = {CHAMPION: 0.5, LAST_MIDNIGHT: 0.25, "rule": 0.25}
 MAX_ASKED = 16
 """Maximum requests before a window: few, since the stream waits for the answers."""
 JOIN_SECONDS = 120.0

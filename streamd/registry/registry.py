@@ -3,7 +3,7 @@ is read without pickle."""
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from streamd.registry.manifest import (
     memory_names,
 )
 from streamd.registry.stored_versions import StoredVersions
+from streamd.registry.trial_arms import arms_with_versions, find_arm_versions
 from streamd.registry.version_lines import (
     LoggedVersion,
     VersionLine,
@@ -61,11 +62,13 @@ class Registry(StoredVersions):
         log: LogSettings = ONE_MACHINE,
         disk: Disk = DISK,
         wait: Wait = WAIT,
+        arms: Iterable[str] = (),
     ) -> None:
         """keep: number of the newest versions to keep. log: whether other machines have the log;
-        with a store, a move then serves only after they know it."""
+        with a store, a move then serves only after they know it. arms: of the trial that runs."""
         self._log_folder = paths.log
         self._keep = keep
+        self._arms = arms_with_versions(arms)
         self._is_shared = bool(log.name and log.store)
         self._disk = disk
         super().__init__(paths.learned / FOLDER)
@@ -82,7 +85,13 @@ class Registry(StoredVersions):
     def of(cls, settings: Settings, paths: Paths | None = None, wait: Wait = WAIT) -> "Registry":
         """The registry under these settings. paths: by default those of a server."""
         paths = paths or Paths.of(settings, "serve")
-        return cls(paths, settings.registry.keep, settings.log, wait=wait)
+        return cls(
+            paths,
+            settings.registry.keep,
+            settings.log,
+            wait=wait,
+            arms=settings.trials.arms,
+        )
 
     def publish(self, candidate: Candidate, incumbent: str | None = None) -> PublishResult:
         """Let the gate judge the candidate, write it, make it champion if it may serve, and drop
@@ -285,11 +294,13 @@ class Registry(StoredVersions):
             )
 
     def prune(self) -> None:
-        """Drop all but the newest `registry.keep` versions, and champion and shadow.
+        """Drop all but the newest `registry.keep` versions, champion and shadow, and those of a
+        trial's arms.
 
-        Of those kept, champion, shadow and the newest keep their memory, which is as large as all
-        nodes together; of the others the manifest remains as a record. The newest one's parent
-        keeps its memory too: it may be proven already, although the journal does not have it yet.
+        Of those kept, champion, shadow, the newest and those of arms keep their memory, which is as
+        large as all nodes together; of the others the manifest remains as a record. The newest
+        one's parent keeps its memory too: it may be proven already, although the journal does not
+        have it yet.
         """
         with self.journal.lock:
             old = self._too_old(self._named())
@@ -300,9 +311,12 @@ class Registry(StoredVersions):
                 self._drop_memory(manifest)
 
     def _too_old(self, named: set[str]) -> "_TooOld":
-        """Find the versions that `prune` drops. named: those that stay, whatever their age."""
+        """Find the versions that `prune` drops. named: those that stay, whatever their age,
+        together with those of arms."""
         made = sorted(read_manifests(self), key=lambda m: m.created)
         newest = made[-self._keep :]
+        for champion in (*named, *(m.name for m in made[-1:])) if self._arms else ():
+            named = named | set(find_arm_versions(self._arms, made, champion).values())
         kept = named | {name for m in made[-1:] for name in (m.name, m.parent)}
         whole = [m.name for m in made[: -self._keep] if m.name not in named]
         memory = [m for m in newest if m.name not in kept]
@@ -314,6 +328,10 @@ class Registry(StoredVersions):
         lines = removals([name for name in (*whole, *lost) if name in logged], "version")
         bare = [m.name for m in memory if m.name in logged and logged[m.name].has_memory]
         return _TooOld(whole, memory, lines + removals(bare, "memory"))
+
+    def arm_versions(self, champion: str) -> Mapping[str, str]:
+        """The version of each arm of the trial that has one, by name, at a champion."""
+        return find_arm_versions(self._arms, read_manifests(self), champion)
 
     def lost_versions(self) -> list[tuple[str, LoggedVersion]]:
         """The versions with missing folders, although the log has no removal of them."""

@@ -1,7 +1,6 @@
 """Reads the versions in their folders: names, manifests, weights and checksums."""
 
 import contextlib
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +13,11 @@ from safetensors.numpy import load_file
 from streamd.errors import VersionError
 from streamd.registry.candidate import Weights
 from streamd.registry.manifest import REMOVE, Manifest, memory_names, read_manifest
+from streamd.settings.trials import VERSION_NAME
 from streamd.storage import ImmutableFile
 from streamd.tensors import file_checksum
 
 logger = structlog.get_logger()
-NAME = re.compile(r"\d+-\d+(-\d+)?", re.ASCII)
-"""<window end in microseconds>-<event id>, and a number where another version has that name."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class StoredVersions:
         """Read a version's manifest. Raises: VersionError if there is no such version, or if this
         release cannot read it."""
         path = self.folder / name / "manifest.json"
-        if not NAME.fullmatch(name) or not path.is_file():
+        if not VERSION_NAME.fullmatch(name) or not path.is_file():
             raise VersionError(
                 f"There is no version {name!r}.", "pick one of `streamd models list`."
             )

@@ -30,7 +30,9 @@ class TooOld(Exception):
 
 
 class NotFinite(Exception):
-    """A version's output is not finite, so it must not serve."""
+    """A version's output is not finite, so it must not serve. version: its name, "" if unknown."""
+
+    version: str = ""
 
 
 class KnownSource(Exception):
@@ -64,15 +66,15 @@ class NewSource:
 @dataclass(frozen=True, slots=True)
 class Score:
     """A request for the scores of candidates. time_us: event time of the query, None for now.
-    edge_set: its number; src and dst are keys of its node sets. rule: name of the rule that
-    answers, empty for the version that serves. new: the source as it is supposed, None for the
+    edge_set: its number; src and dst are keys of its node sets. arm: of a trial that answers,
+    empty for the champion. new: the source as it is supposed, None for the
     source in the log."""
 
     src: Key
     dst: tuple[Key, ...]
     time_us: int | None = None
     edge_set: int = 0
-    rule: str = ""
+    arm: str = ""
     new: NewSource | None = None
 
 
@@ -82,7 +84,7 @@ class Recommend:
 
     filter: of the destinations. exclude_seen: whether to leave out the source's last partners.
     exact: whether to score all nodes instead of likely ones. diversity: of the answer, None for
-    any. reasons: whether to give the reason of each score. time_us, edge_set, rule, new: as in
+    any. reasons: whether to give the reason of each score. time_us, edge_set, arm, new: as in
     `Score`.
     """
 
@@ -95,7 +97,7 @@ class Recommend:
     reasons: bool = False
     time_us: int | None = None
     edge_set: int = 0
-    rule: str = ""
+    arm: str = ""
     new: NewSource | None = None
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from streamd.gpu import choose_device
+from streamd.registry.trial_arms import arms_with_versions
 from streamd.settings.loading import GpuSettings, GraphSettings, ModelSettings, Settings
 from streamd.settings.paths import Paths
 
@@ -13,7 +14,8 @@ class ServingSettings:
 
     paths: of the role. device: "cpu" or "cuda". model: this machine's settings, which apply while
     there is no champion. max_candidates: maximum number of nodes that a recommendation scores.
-    follows: whether a follower of another machine may write the log.
+    follows: whether a follower of another machine may write the log. version_arms: the trial's arms
+    with versions other than the champion.
     """
 
     paths: Paths
@@ -23,6 +25,7 @@ class ServingSettings:
     model: ModelSettings
     max_candidates: int
     follows: bool
+    version_arms: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, settings: Settings, role: str) -> "ServingSettings":
@@ -35,4 +38,5 @@ class ServingSettings:
             model=settings.model,
             max_candidates=settings.server.max_candidates,
             follows=settings.log.follows,
+            version_arms=arms_with_versions(settings.trials.arms),
         )

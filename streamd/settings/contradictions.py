@@ -16,7 +16,14 @@ from streamd.settings.sources import (
     fields_of,
 )
 from streamd.settings.tree import Settings, schema_of
-from streamd.settings.trials import ARMS, CHAMPION, TrialSettings
+from streamd.settings.trials import (
+    ARMS,
+    CHAMPION,
+    MAX_VERSIONS,
+    RULES,
+    VERSION_NAME,
+    TrialSettings,
+)
 
 KeySteps = tuple[str | int, ...]
 """The steps of a key, such as ("sources", 0, "fields")."""
@@ -146,20 +153,19 @@ def _check_trial(trial: TrialSettings) -> Iterator[Contradiction]:
         return
     # Each arm, then all of them together.
     for arm, share in trial.arms.items():
-        if arm == "last_midnight":
-            yield Contradiction(
-                (*at, arm),
-                "the nightly baseline cannot answer: it is no version of the registry",
-                f"choose among {', '.join(ARMS)}.",
-            )
-        elif arm not in ARMS:
+        if arm not in ARMS and not VERSION_NAME.fullmatch(arm):
             yield Contradiction(
                 (*at, arm),
                 f"there is no such arm{nearest_of(arm, ARMS)}",
-                f"choose among {', '.join(ARMS)}.",
+                f"choose among {', '.join(ARMS)} and the names of `streamd models list`.",
             )
         if not 0 < share < 1:
             yield Contradiction((*at, arm), f"a share is above 0 and below 1, not {share:g}")
+    num_versions = sum(arm not in (CHAMPION, *RULES) for arm in trial.arms)
+    if num_versions > MAX_VERSIONS:
+        yield Contradiction(
+            at, f"{num_versions} arms have a version of their own, at most {MAX_VERSIONS}"
+        )
     if CHAMPION not in trial.arms or len(trial.arms) < 2:
         yield Contradiction(at, "a trial compares the champion with at least one other arm")
     elif abs(sum(trial.arms.values()) - 1) > 1e-9:

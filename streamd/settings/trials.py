@@ -1,13 +1,21 @@
 """The settings of a trial: its arms, and the topic of its impressions."""
 
+import re
+
 from pydantic import Field
 
 from streamd.settings.branch import Branch
 
 CHAMPION = "champion"
 RULES = ("rule", "popularity")
-ARMS = (CHAMPION, *RULES)
-"""The names that an arm may have: who answers its requests."""
+LAST_MIDNIGHT = "last_midnight"
+"""The arm of the version that was trained up to the last midnight (UTC) of event time."""
+ARMS = (CHAMPION, LAST_MIDNIGHT, *RULES)
+"""The names that an arm may have, or that of a version: it answers the arm's requests."""
+MAX_VERSIONS = 3
+"""Maximum number of arms with a version of their own: each needs as much memory as the champion."""
+VERSION_NAME = re.compile(r"\d+-\d+(-\d+)?", re.ASCII)
+"""<window end in microseconds>-<event id>, and a number if another version has that name."""
 
 
 class TrialSettings(Branch):
@@ -23,8 +31,8 @@ class TrialSettings(Branch):
     # Mappings of YAML, or JSON in a variable.
     arms: dict[str, float] = Field(
         {},
-        description="arm -> share of the units: champion, and rule or popularity or both; the "
-        "shares add up to 1",
+        description="arm -> share of the units: champion, and other arms out of last_midnight, "
+        "rule, popularity and names of versions; the shares add up to 1",
     )
     # Nothing else may use it.
     topic: str = Field(

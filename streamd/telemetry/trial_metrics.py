@@ -17,6 +17,12 @@ impressions_lost = Counter(
     ["reason"],
     registry=SERVE,
 )
+fallbacks = Counter(
+    "streamd_trial_fallbacks",
+    "Answers of the champion in an arm without its version",
+    ["arm"],
+    registry=SERVE,
+)
 # Of the trial role: the figures of its report.
 units = Gauge(
     "streamd_trial_units",

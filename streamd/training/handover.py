@@ -17,8 +17,8 @@ import structlog
 from streamd.eventlog.upkeep.holds import Hold, read_hold
 from streamd.registry.journal import Move, decoded_moves
 from streamd.registry.registry import FOLDER as MODELS
-from streamd.registry.stored_versions import NAME as VERSION_NAME
 from streamd.roles import FACTS, folder_of
+from streamd.settings.trials import VERSION_NAME
 from streamd.storage import DISK, link_or_copy
 from streamd.store.checkpoints import HISTORY, MOVES, LocalCheckpoint
 from streamd.training.initial_training import FILE as RANGE

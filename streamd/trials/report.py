@@ -21,6 +21,22 @@ MISMATCH = (
     "mean nothing."
 )
 
+UNCOUNTED = {
+    "double": "repeated outcomes and copies of records",
+    "late": "answers that came after the join of their edges",
+    "ahead": "answers with a time ahead of the stream",
+    "before": "outcomes before their answer",
+    "after": "outcomes after the horizon",
+    "unknown": "outcomes of unknown answers",
+    "other_trial": "answers of another trial",
+    "other_arm": "answers in an arm that this trial does not have",
+    "other_nodes": "answers about other node sets",
+    "moved": "answers to units of another arm",
+    "lost": "records that Kafka dropped",
+    "malformed": "malformed records",
+}
+"""Reason -> the records and events that do not count."""
+
 
 def read_figures(data_dir: Path, trial: str) -> TrialFigures | None:
     """Read the figures of a trial, as of one moment while its role writes; None before it has
@@ -74,8 +90,11 @@ def notes(figures: TrialFigures) -> list[str]:
     found = [MISMATCH] if figures.mismatch else []
     # Without this sentence, all records count.
     if figures.reasons:
-        counts = ", ".join(f"{number:,} {reason}" for reason, number in figures.reasons.items())
-        found.append(f"Records and events that are not counted: {counts}.")
+        counts = "; ".join(
+            f"{UNCOUNTED.get(reason, reason)} ({reason}): {number:,}"
+            for reason, number in figures.reasons.items()
+        )
+        found.append(f"Not counted: {counts}.")
     return found
 
 

@@ -39,7 +39,7 @@ def test_it_prints_each_arm_and_its_difference_from_the_champion(tmp_path):
     state(tmp_path, {"champion": 400, "rule": 400})
     code, text = report(tmp_path)
     assert code == 0 and "champion 0.5 400 400 0 0.5 1.5 -" in text
-    assert "rule 0.5 400 400 0 0.5 0.5 -1 ± " in text and "not shown to differ" not in text and text.endswith("Records and events that are not counted: 1 malformed.")
+    assert "rule 0.5 400 400 0 0.5 0.5 -1 ± " in text and "not shown to differ" not in text and text.endswith("Not counted: malformed records (malformed): 1.")
     arms = json.loads(report(tmp_path, "--json")[1])["arms"]
     assert [a["arm"] for a in arms] == ["champion", "rule"] and arms[1]["difference"]["mean"] == -1.0
 

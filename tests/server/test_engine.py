@@ -328,7 +328,7 @@ def test_memory_advances_while_the_graph_is_still_behind_a_log_that_grows(tmp_pa
     follower = LogFollower(ServingSettings.of(s, "serve"), Registry.of(s), LogReader.open(tmp_path), EngineStatus())
     log = SimpleNamespace(num_edges=100, committed_at=0.0)
     follower.view = SimpleNamespace(follow=lambda answering: (5, False), log=log, edge=10, watermark=0)
-    follower.served = SimpleNamespace(follow_until=lambda *asked: advanced.append(asked) or False)
+    follower.served = SimpleNamespace(follow_until=lambda *asked: advanced.append(asked) or False, manifest=SimpleNamespace(name="a"))
     assert follower._follow_log(0.0), "the graph has more to take in"
     assert len(advanced) == 1
 

@@ -24,6 +24,7 @@ from streamd.serving.requests import (
     supposes,
 )
 from streamd.settings.loading import ServerSettings
+from streamd.settings.trials import MAX_VERSIONS
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
@@ -78,7 +79,11 @@ class Answerer:
         batches += self._preparing.step(candidates)
         for batch in self._queue.take():
             if searches := batch.searches:
-                moments = moments_of(follower.view, follower.served, searches, follower.seen)
+                arms = follower.arms
+                arms.count_fallbacks(searches)
+                moments = moments_of(
+                    follower.view, follower.served, searches, follower.seen, arms.by_arm
+                )
                 done = batch.done_with_trace(self._status.version)
                 self._searches.begin(searches, moments, batch.deadline, done)
             elif all(candidates.is_ready_for(request) for request in batch.requests):
@@ -99,7 +104,9 @@ class Answerer:
 
         def answers() -> list[Answer]:
             plain = [r for r in requests if not supposes(r)]
-            moments = moments_of(follower.view, follower.served, plain, follower.seen)
+            moments = moments_of(
+                follower.view, follower.served, plain, follower.seen, follower.arms.by_arm
+            )
             found = answers_of(plain, moments)
             if self._status.ready:
                 self._searches.measure(plain, moments, found)
@@ -109,12 +116,16 @@ class Answerer:
             return [answer_alone(r) if supposes(r) else next(left) for r in requests]
 
         def answer_alone(request: Score | Recommend) -> Answer:
-            return answer_new_source(follower.view, follower.served, request, follower.seen)
+            served = follower.arms.by_arm.get(request.arm, follower.served)
+            return answer_new_source(follower.view, served, request, follower.seen)
 
         result = self._attempt(follower, "answers", answers)
-        if isinstance(result, NotFinite):
-            # That version no longer serves, so the rule answers now.
-            result = self._attempt(follower, "answers", answers)
+        # That version no longer serves, so the rule or, in an arm, the champion answers now.
+        for _ in range(1 + MAX_VERSIONS):
+            if isinstance(result, NotFinite):
+                result = self._attempt(follower, "answers", answers)
+        if not isinstance(result, Exception):
+            follower.arms.count_fallbacks(requests)
         return result
 
     def _reply(

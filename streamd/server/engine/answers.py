@@ -1,6 +1,7 @@
 """Computes the answers of many requests in one pass."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,22 +63,31 @@ class Moment:
         )
 
 
+NO_ARMS: Mapping[str, LoadedVersion] = {}
+
+
 def moments_of(
-    view: ServerGraph, served: LoadedVersion | None, requests: Sequence[Request], seen: Seen
+    view: ServerGraph,
+    served: LoadedVersion | None,
+    requests: Sequence[Request],
+    seen: Seen,
+    arms: Mapping[str, LoadedVersion] = NO_ARMS,
 ) -> list[Moment]:
     """The moment of each request: at its own time, or now.
 
-    If the query's time closes a chunk, memory is updated with it for that query only.
+    arms: arm -> its version; `served` answers in the others that no rule answers. If the query's
+    time closes a chunk, memory is updated with it for that query only.
     """
     # The query's time is never before the newest event, which the graph already has.
-    asked = [(max(view.newest_us + 1, _time_of(r) or 0), _rule_of(r)) for r in requests]
-    # Requests with the same time and rule share a moment, and so a pass.
-    moments = {
-        (t, rule): Moment(view, None, t, seen, rule)
-        if rule
-        else Moment(view, served and served.ahead(view.log, view.edge, t), t, seen)
-        for t, rule in set(asked)
-    }
+    asked = [(max(view.newest_us + 1, _time_of(r) or 0), _arm_of(r)) for r in requests]
+    # Requests with the same time and arm share a moment, and so a pass.
+    moments: dict[tuple[int, str], Moment] = {}
+    for t, arm in set(asked):
+        if arm in RULES:
+            moments[t, arm] = Moment(view, None, t, seen, arm)
+            continue
+        one = arms.get(arm, served)
+        moments[t, arm] = Moment(view, one and one.ahead(view.log, view.edge, t), t, seen)
     return [moments[one] for one in asked]
 
 
@@ -95,6 +105,16 @@ def answer_new_source(
     return replace(answer, edge=edge, newest_us=newest_us, memory_edge=memory_edge)
 
 
+@contextmanager
+def naming(served: LoadedVersion | None) -> Iterator[None]:
+    """Give a NotFinite within the block the name of its version."""
+    try:
+        yield
+    except NotFinite as error:
+        error.version = "" if served is None else served.manifest.name
+        raise
+
+
 def answers_of(requests: Sequence[Request], moments: Sequence[Moment]) -> list[Answer]:
     """Compute answers by one version and by rules, in order. Raises: NotFinite.
 
@@ -104,7 +124,8 @@ def answers_of(requests: Sequence[Request], moments: Sequence[Moment]) -> list[A
     answers: dict[int, Answer] = {}
     for served, rule in {(id(m.served), m.rule): (m.served, m.rule) for m in moments}.values():
         indices = [i for i, m in enumerate(moments) if m.served is served and m.rule == rule]
-        group = _one_pass([requests[i] for i in indices], [moments[i] for i in indices])
+        with naming(served):
+            group = _one_pass([requests[i] for i in indices], [moments[i] for i in indices])
         answers.update(zip(indices, group, strict=True))
     return [answers[i] for i in range(len(requests))]
 
@@ -299,8 +320,8 @@ def _node_of(request: Request) -> Key:
     return request.src if isinstance(request, Score | Recommend | Explain) else request.node
 
 
-def _rule_of(request: Request) -> str:
-    return request.rule if isinstance(request, Score | Recommend) else ""
+def _arm_of(request: Request) -> str:
+    return request.arm if isinstance(request, Score | Recommend) else ""
 
 
 def _time_of(request: Request) -> int | None:

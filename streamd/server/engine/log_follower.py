@@ -4,6 +4,7 @@ import time
 
 from streamd.eventlog.reader import LogReader
 from streamd.registry import Registry
+from streamd.server.engine.arm_versions import ArmVersions
 from streamd.server.engine.freshness import Freshness
 from streamd.server.engine.lag import Completeness
 from streamd.server.engine.pace import STARTING_SECONDS, Pace
@@ -31,8 +32,8 @@ class LogFollower:
     """Owns the graph, the version that serves, and the position that answers report. Owner: the
     engine.
 
-    view: the graph that answers. served: the version that serves, None for the rule. seen: the
-    position.
+    view: the graph that answers. served: the version that serves, None for the rule. arms: versions
+    of the trial's arms. seen: the position.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class LogFollower:
         self.seen = Seen()
         self._status = status
         self._swap = Swap(settings, registry, make_view)
+        self.arms = ArmVersions(settings, registry)
         memory_edge = None if manifest is None else self.view.retention.memory_edge(manifest)
         self._rebuild = Rebuild(memory_edge)
 
@@ -65,20 +67,29 @@ class LogFollower:
         self._kept_at = 0.0
 
     @property
+    def _serving(self) -> str:
+        """Name of the version that serves, "" for the rule."""
+        return "" if self.served is None else self.served.manifest.name
+
+    @property
     def memory_edge(self) -> int:
         """Event id up to which the memory has advanced."""
         return self.view.edge if self.served is None else self.served.memory.edge
 
     @property
     def memory_bytes(self) -> int:
-        """Size of the memory of the version that serves."""
-        return 0 if self.served is None else self.served.memory.rows.pool.num_bytes
+        """Size of the memory of the version that serves, and of those of arms."""
+        versions = (*self.arms.versions, *([] if self.served is None else [self.served]))
+        # Several versions may share a pool of pages.
+        pools = {id(one.memory.rows.pool): one.memory.rows.pool for one in versions}
+        return sum(pool.num_bytes for pool in pools.values())
 
     @property
     def has_caught_up(self) -> bool:
-        """Whether the graph has the whole log, and no version loads or catches up."""
+        """Whether the graph has the whole log, and no version loads or catches up, nor one
+        of an arm."""
         is_caught_up = self.view.caught_up and self.view.candidates.covers_all
-        return is_caught_up and not self._swap.is_under_way
+        return is_caught_up and not self._swap.is_under_way and not self.arms.is_under_way
 
     @property
     def _catching_up(self) -> bool:
@@ -152,7 +163,8 @@ class LogFollower:
         memory_behind = served is not None and served.follow_until(
             until, view.log, view.edge, view.watermark
         )
-        if num_taken or memory_behind:
+        arms_behind = self.arms.step(view, self._serving, until)
+        if num_taken or memory_behind or arms_behind:
             return True
         seconds = COVER_SECONDS if is_ready else STARTING_SECONDS
         if not view.candidates.cover(time.monotonic() + seconds):
@@ -163,15 +175,18 @@ class LogFollower:
     def _follow_versions(self, until: float) -> None:
         """Advance the swap of versions, and answer with its graph and version once they are ready.
         until: monotonic seconds."""
-        serving = self.served.manifest.name if self.served else None
-        state = self._swap.step(self.view, serving, until)
+        state = self._swap.step(self.view, self._serving or None, until)
         if isinstance(state, Swapped):
-            self.view = state.view
+            before, self.view = self.served, state.view
             self._serve(state.served)
+            self.arms.adopt(before, self._serving, state.view)
 
     def stop_serving(self, error: NotFinite) -> None:
-        """Answer with the rule until another version is loaded. The present one is not tried
-        again."""
+        """Answer with the rule until another version is loaded; if the version of an arm failed,
+        with the champion in that arm. The failed version is not tried again."""
+        if self.arms.has(error.version):
+            self.arms.refuse(error.version, error)
+            return
         if self.served is not None:
             self._swap.refuse(self.served.manifest.name, error)
         self._serve(None)

@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 
 from streamd.events import Float32, Int64
 from streamd.number_texts import span
-from streamd.server.engine.answers import Moment, best_of, make_recommendation, scores_of
+from streamd.server.engine.answers import (
+    Moment,
+    best_of,
+    make_recommendation,
+    naming,
+    scores_of,
+)
 from streamd.serving.requests import (
     Answer,
     Done,
@@ -87,7 +93,8 @@ class _Search:
         if not len(part):
             return
         sources, edge_sets = np.array([self.source]), [self.request.edge_set]
-        scores = scores_of([self.moment], sources, [part], edge_sets)[0]
+        with naming(self.moment.served):
+            scores = scores_of([self.moment], sources, [part], edge_sets)[0]
         nodes = np.concatenate([self.best, part])
         scores = np.concatenate([self.scores, scores])
         order = best_of(self.moment, self.request, nodes, scores)

@@ -44,7 +44,7 @@ def to_score(state: ServerState, body: ScoreRequest) -> Score:
         dst=dst,
         time_us=_time_us(state, body.time),
         edge_set=edge_set,
-        rule=_rule_of(state, body.trial),
+        arm=_arm_of(state, body.trial),
         new=state.new_sources.read(body, edge_set),
     )
 
@@ -69,7 +69,7 @@ def to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
         reasons=body.reasons,
         time_us=_time_us(state, body.time),
         edge_set=edge_set,
-        rule=_rule_of(state, body.trial),
+        arm=_arm_of(state, body.trial),
         new=new,
     )
 
@@ -140,13 +140,13 @@ def nodes_of(state: ServerState, body: NodesRequest) -> list[Key]:
     return [in_set(node_set, key) for key in body.nodes]
 
 
-def _rule_of(state: ServerState, trial: TrialUnit | None) -> str:
-    """The rule that answers a unit of a trial, empty for the version that serves."""
+def _arm_of(state: ServerState, trial: TrialUnit | None) -> str:
+    """The arm that answers a unit of a trial, empty for the champion."""
     if trial is None:
         return ""
     if state.trial is None:
         raise no_trial()
-    return state.trial.rule_of(trial.unit)
+    return state.trial.arm_of(trial.unit)
 
 
 def _time_us(state: ServerState, time: int | None) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import HTTPException
 
 from streamd.serving.requests import Answer, Recommend, Score
-from streamd.settings.trials import CHAMPION, RULES, TrialSettings
+from streamd.settings.trials import CHAMPION, TrialSettings
 from streamd.trials.arms import Arms
 from streamd.trials.impression_sender import ImpressionSender
 from streamd.trials.impressions import Impression, best_first, plain_keys
@@ -26,10 +26,10 @@ class TrialAnswers:
         self._process = secrets.token_hex(8)
         self._numbers = count()
 
-    def rule_of(self, unit: str) -> str:
-        """The rule that answers a unit, empty for the champion."""
+    def arm_of(self, unit: str) -> str:
+        """The arm that answers a unit, empty for the champion."""
         arm = self._arms.arm_of(unit)
-        return arm if arm in RULES else ""
+        return "" if arm == CHAMPION else arm
 
     def record(
         self, unit: str, request: Score | Recommend, answer: Answer, edge_set: str
@@ -38,7 +38,7 @@ class TrialAnswers:
         to the response."""
         # The id is unique over processes and restarts, and means nothing.
         number = f"{self._process}-{next(self._numbers)}"
-        arm = request.rule or CHAMPION
+        arm = request.arm or CHAMPION
         dst = answer.dst if isinstance(request, Recommend) else best_first(answer)
         self.sender.put(
             Impression(
