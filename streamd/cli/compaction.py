@@ -68,12 +68,12 @@ def compact_log(settings: Settings, deadline: float, line: ProgressLine) -> tupl
         late = late_roles(settings.data_dir, request)
         if late.keys() - explained:
             explained = set(late)
-            line.note(_reason(settings, request))
+            line.note(reason_to_wait(settings, request))
         if time.monotonic() >= deadline and asked_to_compact(settings.data_dir) is not None:
             line.leave()
             return False, (
-                f"not all deleted data is gone yet: {_reason(settings, request)}; the request "
-                "stays open, and ingest continues with it"
+                f"not all deleted data is gone yet: {reason_to_wait(settings, request)}; the "
+                "request stays open, and ingest continues with it"
             )
         _show_progress(settings.data_dir, request, late, line)
         time.sleep(POLL_SECONDS)
@@ -82,7 +82,9 @@ def compact_log(settings: Settings, deadline: float, line: ProgressLine) -> tupl
     return _wait_for_store(settings, deadline, line, gone)
 
 
-def _reason(settings: Settings, request: int) -> str:
+def reason_to_wait(settings: Settings, request: int) -> str:
+    """The reason why a compaction waits now. request: event id before which deletes are to become
+    physical."""
     width_us = int(settings.windows.width_seconds * 1_000_000)
     return wait_reason(settings.data_dir, request, width_us, SystemClock().now_us())
 

@@ -4,8 +4,8 @@ import time
 from collections.abc import Collection, Sequence
 from functools import partial
 
-from streamd.cli.compaction import compact_log
-from streamd.cli.proof import print_finding, print_snapshots, prove_erasure
+from streamd.cli.compaction import compact_log, reason_to_wait
+from streamd.cli.proof import bytes_not_searched, print_finding, print_snapshots, prove_erasure
 from streamd.errors import SettingsError, StreamdError
 from streamd.eventlog.upkeep.holds import asked_to_compact
 from streamd.events import Key
@@ -25,6 +25,7 @@ from streamd.store.erasure import (
     schema_of_log,
     shown_key,
 )
+from streamd.store.erasure_requests import ErasureRequests
 from streamd.telemetry.heartbeat import read_beat
 from streamd.telemetry.progress import ProgressLine
 
@@ -86,7 +87,7 @@ def erase_nodes(
     held = print_snapshots(settings.data_dir)
     text = f"{text}; {summary}{held}"
     is_gone = not found and not held
-    return is_gone, f"{text}. {copies_elsewhere(settings)}" if is_gone else text
+    return is_gone, f"{text}. {copies_elsewhere(settings, texts)}" if is_gone else text
 
 
 def purge_letters(settings: Settings, keys: Collection[Key], deadline: float) -> int | None:
@@ -184,8 +185,27 @@ def _wait_for_deletes(
     line.of(what, len(sent), len(sent), "deletes")
 
 
-def copies_elsewhere(settings: Settings) -> str:
-    """Name the copies of events that streamd does not manage; the operator must erase those."""
+def open_erasures(settings: Settings) -> list[str]:
+    """A sentence on each reason why data that was deleted may still be in files here, although no
+    key is found any more: keys go first, segments and the files of roles follow. Raises:
+    CorruptionError."""
+    reasons = []
+    if (request := asked_to_compact(settings.data_dir)) is not None:
+        wait = reason_to_wait(settings, request)
+        reasons.append(f"an erasure is still open, so not all deleted data is gone yet: {wait}")
+    has_store = has_store_to_clean(settings.data_dir, settings.log)
+    if has_store and (reason := store_wait_reason(settings.data_dir)):
+        reasons.append(f"store and changelog may still hold deleted data: waiting for {reason}")
+    if num_open := ErasureRequests(settings.data_dir).num_open:
+        has = "has" if num_open == 1 else "have"
+        requests = f"{count_noun(num_open, 'request')} of POST /v1/erase"
+        reasons.append(f"{requests} {has} not ended yet")
+    return reasons
+
+
+def copies_elsewhere(settings: Settings, texts: Sequence[str]) -> str:
+    """Name the copies of events that streamd does not manage, which the operator must erase, and
+    the files that a proof did not search for some keys. texts: the keys."""
     # Letters in a topic have a remedy of their own.
     server = settings.server
     own = (server.score_topic, server.alarm_topic, settings.trials.topic)
@@ -193,7 +213,8 @@ def copies_elsewhere(settings: Settings) -> str:
     return (
         f"Not searched: records in Kafka ({', '.join(topics)}), which their retention "
         f"removes;{_letters_elsewhere(settings)} backups and snapshots elsewhere; other machines' "
-        "directories, where the same command looks for the keys."
+        "directories, where the same command looks for the keys"
+        f"{bytes_not_searched(texts)}."
     )
 
 

@@ -294,8 +294,9 @@ class ErasureWork:
         for (index, number), key in zip(owner, keys, strict=True):
             of_request[index] += [(number + 1, where) for where in found.get(first[key], ())]
         again = []
+        proof = f"{summary}. {copies_elsewhere(settings, texts)}"
         for one, places in zip(ready, of_request, strict=True):
-            proved = changed(one, found=places, proof=f"{summary}. {copies_elsewhere(settings)}")
+            proved = changed(one, found=places, proof=proof)
             if not places:
                 self._end(proved, "done")
             elif _may_follow(settings, one):

@@ -21,7 +21,7 @@ from streamd.store.deleted_keys import DeletedSearch, Found, KafkaTopic
 from streamd.store.erasure import schema_of_log
 from streamd.store.erasure_requests import FOLDER as ERASURES
 from streamd.store.objects import Store
-from streamd.store.search import is_found_by_chance
+from streamd.store.search import SHORT_BYTES, is_found_by_chance
 from streamd.store.typed_search import TypedSearch
 from streamd.table.export.registered import FOLDER, Registered, read_registered
 from streamd.telemetry.progress import ProgressLine
@@ -105,6 +105,17 @@ def prove_erasure(
         )
     summary += f": found {times(len(found))}"
     return len(found), summary + _remedies({where for where, _ in found})
+
+
+def bytes_not_searched(texts: Sequence[str]) -> str:
+    """The keys of which no bytes are searched, for a list of copies; "" if there are none."""
+    count = sum(map(is_found_by_chance, texts))
+    if not count:
+        return ""
+    return (
+        f"; the bytes of {count_noun(count, 'key')} in other files, objects and records, since any "
+        f"of them may contain a number, or a text of fewer than {SHORT_BYTES} bytes, by chance"
+    )
 
 
 def _remedies(found: Collection[str]) -> str:

@@ -66,7 +66,9 @@ def _verify_all(settings: Settings) -> int:
 
 
 def _verify_deletes(settings: Settings, given: list[str]) -> int:
-    """Search for deleted keys. Returns: exit status, 1 if one was found."""
+    """Search for deleted keys. Returns: exit status, 1 if one was found, or if an erasure on this
+    directory is still open."""
+    from streamd.cli.erasing import copies_elsewhere, open_erasures
     from streamd.cli.proof import (
         print_finding,
         print_snapshots,
@@ -82,8 +84,14 @@ def _verify_deletes(settings: Settings, given: list[str]) -> int:
     with ProgressLine(err, "looking keys up by type", "keys") as line:
         found, summary = prove_erasure(settings, texts, keys, line, partial(print_finding, line))
     held = print_snapshots(settings.data_dir)
-    out.print(summary + held, soft_wrap=True, markup=False, highlight=False)
-    return 1 if found or held else 0
+    # Without a key left, an open erasure may still have to remove the node's edges and features.
+    pending = open_erasures(settings)
+    for reason in pending:
+        err.print(f"pending: {reason}", soft_wrap=True, markup=False, highlight=False)
+    text = f"{summary}{held}{'; an erasure is pending' if pending else ''}"
+    text += f". {copies_elsewhere(settings, texts)}"
+    out.print(text, soft_wrap=True, markup=False, highlight=False)
+    return 1 if found or held or pending else 0
 
 
 def backup(

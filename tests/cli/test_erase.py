@@ -21,7 +21,14 @@ from streamd.daemon.log_roles import make_loop
 from streamd.decode.wire import ARROW
 from streamd.errors import StreamdError
 from streamd.eventlog.reader import LogReader
-from streamd.eventlog.upkeep.holds import Hold, asked_to_compact, write_hold
+from streamd.eventlog.upkeep.holds import (
+    Hold,
+    ask_to_compact,
+    asked_to_compact,
+    begin_hold,
+    compact_done,
+    write_hold,
+)
 from streamd.eventlog.writer import LogWriter
 from streamd.ingest.dead_letters.purge import LetterPurge
 from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
@@ -200,7 +207,7 @@ def test_keys_of_several_types_and_node_sets_are_told_apart(kafka, tmp_path):
         before = set(keys_in(tmp_path))
 
         done = run(s, "8", "--node-set", "item", "--key-type", "integer")
-        assert done.exit_code == 0 and "8 (integer) of node set item" in done.stderr and "bytes of" not in done.stdout
+        assert done.exit_code == 0 and "8 (integer) of node set item" in done.stderr and ", and the bytes of" not in done.stdout
         gone, = before - set(keys_in(tmp_path))
         assert gone == (1, 8)
         done = run(s, "9", "7")
@@ -324,6 +331,30 @@ def test_a_proof_names_each_file_once_as_often_as_its_total_and_the_remedy(tmp_p
     assert done.exit_code == 1 and [line.split(",")[0] for line in done.stderr.splitlines() if line.startswith("found")] == [
         "found: key 1 in deadletter/current.jsonl", "found: key 1 in left"], done
     assert "found 2 times. Dead letters: `streamd erase` removes them. Other files" in done.stdout
+
+
+@pytest.mark.parametrize(("keys", "says"), [(("u3",), "; the bytes of 1 key in other files"), (("1234567", "u3", "nobody"), "; the bytes of 2 keys in other files"), (("nobody",), "")])
+@pytest.mark.parametrize("command", ["verify --deleted", "erase"])
+def test_a_proof_names_the_bytes_that_it_does_not_search(tmp_path, keys, says, command):
+    write_log(tmp_path, *stream(50))
+    done = run(settings(tmp_path), *keys, command=command) if command == "erase" else run(settings(tmp_path), keys[0], *(w for key in keys[1:] for w in ("--deleted", key)), command=command)
+    assert done.exit_code == 0 and "Not searched: records in Kafka" in done.stdout, done
+    assert says in done.stdout and bool(says) == ("; the bytes of" in done.stdout)
+
+
+def test_a_search_names_what_is_pending_and_fails(tmp_path):
+    write_log(tmp_path, *stream(50))
+    s = settings(tmp_path)
+    assert run(s, "u3", command="verify --deleted").exit_code == 0
+    ask_to_compact(tmp_path, 50)
+    begin_hold(tmp_path, "serve", 10)
+    done = run(s, "u3", command="verify --deleted")
+    assert done.exit_code == 1 and "found 0 times; an erasure is pending. Not searched: " in done.stdout
+    assert "pending: an erasure is still open, so not all deleted data is gone yet: waiting for serve, which does not run" in done.stderr
+    compact_done(tmp_path)
+    ErasureRequests(tmp_path).add(["u3"], "")
+    done = run(s, "u3", command="verify --deleted")
+    assert done.exit_code == 1 and "pending: 1 request of POST /v1/erase has not ended yet" in done.stderr
 
 
 def test_without_ingest_nothing_is_sent_and_keys_that_the_log_lacks_are_looked_for(tmp_path):
