@@ -88,11 +88,11 @@ class LogFiles:
         """Whether it takes no more commits because `close` was called."""
 
         # Take the lock before anything is read; release it if the log cannot be opened.
-        for path in ("journal/x", f"{EDGES}/x", *APPENDED):
-            (data_dir / path).parent.mkdir(parents=True, exist_ok=True)
         self.lock = lock_directory(data_dir / "lock", wait_seconds=lock_seconds)
         """Descriptor of the lock on the directory, held until `close`."""
         with self.unlock_on_failure():
+            for path in ("journal/x", f"{EDGES}/x", *APPENDED):
+                (data_dir / path).parent.mkdir(parents=True, exist_ok=True)
             prepare()
             self.state: LogState = last_state(data_dir, schema)
             self.schema = self.state.schema

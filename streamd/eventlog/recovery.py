@@ -210,12 +210,16 @@ def lock_directory(
     wait_seconds: longest wait for that process. Raises: LockedError naming the owner;
     DataDirectoryError if the volume has no locks.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    fd = _open_lock(path)
     deadline = time.monotonic() + wait_seconds
     try:
         while not _try_to_lock(fd, is_last=time.monotonic() >= deadline):
             time.sleep(LOCK_POLL_SECONDS)
+        # The process that had the lock may have removed the file with its log.
+        while not _is_at(fd, path):
+            os.close(fd)
+            fd = _open_lock(path)
+            _try_to_lock(fd, is_last=True)
     except BlockingIOError:
         owner = os.pread(fd, MAX_OWNER_BYTES, 0).decode(errors="replace").strip()
         os.close(fd)
@@ -231,6 +235,19 @@ def lock_directory(
     os.ftruncate(fd, 0)
     DISK.write(fd, owner.encode()[:MAX_OWNER_BYTES], 0)
     return fd
+
+
+def _open_lock(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Whether an open file still has this path."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _try_to_lock(fd: int, is_last: bool) -> bool:

@@ -5,7 +5,7 @@ not fit ends the import.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -18,6 +18,7 @@ from streamd.decode.decoder import Decoder, make_decoder
 from streamd.decode.rounding import Rounded
 from streamd.decode.time_units import OtherUnit
 from streamd.errors import BadEvent, StreamdError
+from streamd.eventlog.unused_log import remove_unused_log
 from streamd.eventlog.writer import LogWriter
 from streamd.events import (
     DELETE,
@@ -29,6 +30,7 @@ from streamd.events import (
     Int64,
     Position,
     Progress,
+    Schema,
 )
 from streamd.exchange.produce import Outgoing
 from streamd.ingest.event_log import Log
@@ -82,7 +84,8 @@ def open_loader(
     1. Take the writer's lock: it refuses while ingest runs, before a row is read.
     2. Yield the loader. Commits before an error stay in the log; the error gets their number of
        events, if the log is kept.
-    3. Release the lock.
+    3. Release the lock. If an error came before the first commit, a log that step 1 created is
+       removed.
 
     Args: find_other_unit: returns the other unit that all times so far look like, None for none; by
     default that of the rows' source. time_column: the column of times, for errors. Others: as of
@@ -90,17 +93,13 @@ def open_loader(
     Raises: LockedError while ingest runs.
     """
     # 1. Lock.
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    writer = LogWriter(settings.data_dir, schema_of(settings), settings.ingest.segment_edges)
-    try:
-        # A source's rules map its rows; other rows are streamd's own events.
-        decoder = (
-            make_decoder(settings, writer.schema)
-            if topic
-            else Decoder(
-                replace(rules_of(settings, writer.schema), time_unit="us", unit_setting="")
-            )
-        )
+    with (
+        remove_unused_log(settings.data_dir),
+        closing(
+            LogWriter(settings.data_dir, schema_of(settings), settings.ingest.segment_edges)
+        ) as writer,
+    ):
+        decoder = _make_decoder(settings, writer.schema, topic)
         s = settings.ingest
         find = find_other_unit or (lambda: decoder.other_unit)
         other_unit = (lambda: None) if s.accept_first_times else find
@@ -124,8 +123,14 @@ def open_loader(
             if is_kept:
                 error.args = (f"{error} Events appended before: {loader.num_events:,}.",)
             raise
-    finally:
-        writer.close()
+
+
+def _make_decoder(settings: Settings, schema: Schema, topic: str) -> Decoder:
+    """Make the decoder of the rows of a topic's source; without a topic, of streamd's own events
+    with times in microseconds."""
+    if topic:
+        return make_decoder(settings, schema)
+    return Decoder(replace(rules_of(settings, schema), time_unit="us", unit_setting=""))
 
 
 class Loader:

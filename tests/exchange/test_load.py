@@ -93,6 +93,7 @@ def test_the_first_row_that_does_not_fit_is_named(table, tmp_path, row, says):
     done = invoke("tguf", "import", table, *COLUMNS, "--data-dir", tmp_path / "log", **WIDE)
     assert done.exit_code != 0 and re.search(f"rides.csv {says}.* Operator action: .*Events appended before: 0",
                                              str(done.exception)), done.exception
+    assert not (tmp_path / "log").exists(), "a refused import leaves no log"
 
 
 def test_the_references_file_goes_in_with_labels_and_node_features(tmp_path):
