@@ -26,7 +26,7 @@ def changelog_verify(config: ConfigOption = None, data_dir: DataOption = None) -
     if not settings.log.name:
         raise SettingsError("This log has no changelog.", "set log.name.")
     topic = changelog_topic(settings.log.name)
-    found_topic = find_changelog(settings.kafka, settings.log.name)
+    found_topic = find_changelog(settings.kafka, settings.log.name, settings.data_dir)
     if found_topic is None:
         raise KafkaError(f"There is no topic {topic}.", "start the leader, which makes it.")
     # The directory may belong to another changelog.

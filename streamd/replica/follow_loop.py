@@ -40,6 +40,9 @@ logger = structlog.get_logger()
 POLL_SECONDS = 0.05
 """Longest wait for a record before the parts run."""
 REPORT_SECONDS = 1.0
+ASK_SECONDS = 5.0
+"""Silence after which the brokers are asked for the changelog's end: a read brings nothing from an
+idle changelog, and nothing from brokers that do not answer."""
 RETRY_SECONDS = 1.0
 """Pause between two tries after a failure."""
 REASONS = ("broker", "leader", "manifest", "store", "disk", "lock")
@@ -72,20 +75,20 @@ class FollowedReader(ChangelogReader, Protocol):
 
 
 Connect = Callable[
-    [KafkaSettings, LogSettings, Callable[[], None]], tuple[str, FollowedReader] | None
+    [Path, KafkaSettings, LogSettings, Callable[[], None]], tuple[str, FollowedReader] | None
 ]
-"""Connects to the changelog. The last argument is called after a read without records. Returns: a
-description of the topic, and its reader; None if there is no topic. Raises: KafkaError,
+"""Connects a directory to the changelog. The last argument is called after a read without records.
+Returns: a description of the topic, and its reader; None if there is no topic. Raises: KafkaError,
 ChangelogError."""
 
 
 def connect_reader(
-    kafka: KafkaSettings, log: LogSettings, idle: Callable[[], None]
+    data_dir: Path, kafka: KafkaSettings, log: LogSettings, idle: Callable[[], None]
 ) -> tuple[str, FollowedReader] | None:
     """Connect to the changelog in Kafka, as in `Connect`; a member that may lead creates the
     topic."""
     find = find_changelog if log.member == "replica" else open_topic
-    topic = find(kafka, log.name)
+    topic = find(kafka, log.name, data_dir)
     if topic is None:
         return None
     return topic.shown, KafkaReader(kafka, topic.changelog, idle)
@@ -132,6 +135,11 @@ class FollowLoop:
         self._parts = parts
         self._failures = LastingFailures(clock.monotonic)
         self._reported_at = -REPORT_SECONDS
+        self._why_waiting: tuple[str, str] | None = None
+        """The reason of the present wait, one of REASONS, and its error; None without a wait."""
+        self._heard_at = self._answered_at = clock.monotonic()
+        """Monotonic times of the newest record of a leader, heartbeats included, and of the newest
+        answer of the brokers."""
         self._changelog = UNKNOWN
         """The changelog that was followed last."""
         self._store = Store(log.store) if log.store else None
@@ -184,9 +192,13 @@ class FollowLoop:
         """Connect, and apply records until `stop`; the caller handles all errors. Returns: whether
         this member is to claim the lead."""
         data_dir = self._data_dir
-        self._beat.touch("connecting")
+        # A wait ends only once this succeeds, which takes long if no broker answers.
+        if self._why_waiting is None:
+            self._beat.touch("connecting")
+        else:
+            self._touch_waiting(*self._why_waiting)
         with ExitStack() as stack:
-            connected = self._connect(self._kafka, self._log, self._idle)
+            connected = self._connect(data_dir, self._kafka, self._log, self._idle)
             if connected is None:
                 self._wait_for_leader()
                 return False
@@ -201,15 +213,27 @@ class FollowLoop:
             follower = Follower(data_dir, reader, before_drop=self._let_servers_pass)
             stack.callback(follower.close)
             logger.info("following", topic=topic, seq=follower.seq)
+            self._answered_at = self._clock.monotonic()
             self._well()
             while not self._stop.is_set():
                 heard = follower.step(POLL_SECONDS)
+                self._note_answers(reader, heard)
                 self._step_parts()
                 self._report(follower, reader)
                 succession = self._succession
                 if succession is not None and succession.is_due(follower, reader, heard):
                     return True
         return False
+
+    def _note_answers(self, reader: FollowedReader, heard: int) -> None:
+        """Ask the brokers if nothing was heard for ASK_SECONDS. heard: number of a leader's records
+        in the newest read. Raises: KafkaError if they do not answer."""
+        now = self._clock.monotonic()
+        if heard:
+            self._heard_at = self._answered_at = now
+        elif now - self._answered_at >= ASK_SECONDS:
+            reader.bounds()
+            self._answered_at = self._clock.monotonic()
 
     def _wait_for_leader(self) -> None:
         """Wait for the topic. A replica does not create it: with a wrong name or broker it would
@@ -265,17 +289,22 @@ class FollowLoop:
             part.step()
 
     def _well(self) -> None:
+        self._why_waiting = None
         self._failures.end("follower_continues")
         for why in REASONS:
             replica_metrics.follow_waiting.labels(why).set(0)
 
     def _wait(self, why: str, error: str) -> None:
         """Report the reason of a wait, and wait a little."""
+        self._why_waiting = why, error
         replica_metrics.follow_waiting.labels(why).set(1)
-        self._beat.touch(f"waiting for {why}", why=error)
+        self._touch_waiting(why, error)
         if self._failures.is_due(why):
             logger.warning("follower_waits", missing=why, error=error)
         self._stop.wait(RETRY_SECONDS)
+
+    def _touch_waiting(self, why: str, error: str) -> None:
+        self._beat.touch(f"waiting for {why}", why=error)
 
     def _report(self, follower: Follower, reader: FollowedReader) -> None:
         """Set the metrics and touch the heartbeat."""
@@ -289,10 +318,18 @@ class FollowLoop:
         if lag is not None:
             replica_metrics.follow_lag_records.set(lag)
             if lag == 0:
-                replica_metrics.follow_caught_up.set(self._clock.now_us() / 1e6)
+                age = now - self._answered_at
+                replica_metrics.follow_caught_up.set(self._clock.now_us() / 1e6 - age)
         self._say(follower, lag)
 
     def _say(self, follower: Follower, lag: int | None) -> None:
         why = "" if self._succession is None else self._succession.cannot_lead
         more = {"cannot_lead": why} if why else {}
-        self._beat.touch("following", seq=follower.seq, lag_records=lag, term=follower.term, **more)
+        self._beat.touch(
+            "following",
+            seq=follower.seq,
+            lag_records=lag,
+            term=follower.term,
+            unheard_seconds=round(self._clock.monotonic() - self._heard_at, 1),
+            **more,
+        )

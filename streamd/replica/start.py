@@ -28,6 +28,14 @@ PUBLISH_AGAIN = "remove the topic unless it is new, and {}, to publish from the 
 """The operator's action if the changelog is not that of the log any more."""
 
 
+NEW_CHANGELOG = (
+    f"stop all machines, remove the file {CHANGELOG} in the leader's data_dir and the folder "
+    "manifests in log.store, start the leader, which publishes from the present commit on, and "
+    "once there is a manifest start the others with an empty data_dir."
+)
+"""The operator's action if the topic of the changelog is lost."""
+
+
 def check_changelog(data_dir: Path, changelog: ChangelogId) -> None:
     """Check that a directory's position is one of this changelog. Raises: ChangelogError."""
     stored = read_position(data_dir)
@@ -35,8 +43,20 @@ def check_changelog(data_dir: Path, changelog: ChangelogId) -> None:
         raise ChangelogError(
             f"{data_dir} belongs to {stored.changelog.shown}, not to {changelog.shown}.",
             "set log.name and kafka.bootstrap_servers as they were. If the topic was created "
-            f"again, remove {data_dir / CHANGELOG} on the leader, to publish from the present "
-            "commit on, and elsewhere start with an empty data_dir once there is a manifest.",
+            f"again: {NEW_CHANGELOG}",
+        )
+
+
+def check_exists(data_dir: Path, name: str, exists: bool) -> None:
+    """Check that a changelog that a directory has read is not lost. name, exists: of its topic.
+    Raises: ChangelogError."""
+    check_changelog(data_dir, ChangelogId(topic=name))
+    stored = read_position(data_dir)
+    if stored is not None and not exists:
+        raise ChangelogError(
+            f"The topic {name!r} does not exist any more; {data_dir} has read it up to offset "
+            f"{stored.offset}.",
+            NEW_CHANGELOG,
         )
 
 

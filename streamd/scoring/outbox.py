@@ -150,10 +150,12 @@ class Outbox:
         """
         gone = [one for one in self._set_aside if hides(one.scored)]
         self._set_aside = [one for one in self._set_aside if one not in gone]
+        # Records that were set aside are deleted too.
         self._deleted_aside += [one.scored.record.event for one in gone]
         hidden = [one for one in self._waiting if not one.is_done and hides(one.scored)]
         if not hidden:
             return
+        # The producer may hold some of them: drop all its records, and send the others again.
         self._abandon()
         self._skipped("deleted", len(hidden))
         kept = (one for one in self._waiting if one not in hidden)
@@ -169,6 +171,7 @@ class Outbox:
         """Stop sending, as another machine scores from now on. The records are kept in case this
         machine leads again before the other one has scored: it cannot score them again."""
         self._abandon()
+        # Acknowledged records are in the topic already.
         self._set_aside = [one for one in self._waiting if not one.is_done]
         self._waiting.clear()
         self._retry_at = 0.0

@@ -1,7 +1,6 @@
 """The score topic in Kafka: written by an idempotent producer, and read at its end to find the
 position at which to resume."""
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,12 @@ from kafka.errors import KafkaError as ClientError
 
 from streamd.errors import KafkaError
 from streamd.ingest.kafka.bounded_read import read_offsets
-from streamd.ingest.kafka.client import asking_about_topics, make_consumer, make_producer
+from streamd.ingest.kafka.client import (
+    asking_about_topics,
+    close_producer,
+    make_consumer,
+    make_producer,
+)
 from streamd.scoring.outbox import Receipt
 from streamd.scoring.record import HEADERS, ScoreRecord, decode
 from streamd.settings.loading import KafkaSettings
@@ -74,11 +78,8 @@ class KafkaSink:
             raise _not_taken(error) from None
 
     def abandon(self) -> None:
-        # `close` waits for unsent records, and raises if that takes longer: only the sender itself
-        # can drop them.
-        self._producer._sender.force_close()
-        with contextlib.suppress(ClientError):
-            self._producer.close(timeout=0)
+        # The outbox still has the unsent records, for the next sink.
+        close_producer(self._producer)
 
 
 def read_end(kafka: KafkaSettings, topic: str) -> list[ScoreRecord]:

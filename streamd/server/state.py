@@ -11,6 +11,7 @@ from streamd.decode.event_sets import EventSets, named_features
 from streamd.decode.time_units import number_in, other_unit
 from streamd.events import Key
 from streamd.registry import Registry
+from streamd.roles import FOLLOW
 from streamd.schema import Schema
 from streamd.server.engine.conditions import Conditions, read_conditions
 from streamd.server.engine.engine import Engine
@@ -20,7 +21,7 @@ from streamd.server.engine.set_names import Sets
 from streamd.server.http.event_forwarding import Forwarder
 from streamd.server.moves import Moves
 from streamd.server.page.status import PageSettings, StatusPage
-from streamd.server.page.troubles import find_kafka_troubles
+from streamd.server.page.troubles import find_following_troubles, find_kafka_troubles
 from streamd.server.v1.filters import Filters
 from streamd.server.v1.new_sources import NewSources
 from streamd.server.v1.trial_answers import TrialAnswers
@@ -165,13 +166,17 @@ class ServerState:
         return refused
 
     def kafka_troubles(self) -> dict[str, str]:
-        """The reason why ingest of this machine reads nothing from Kafka; empty if it reads."""
-        beat = read_beat(self.settings.data_dir, "ingest")
-        if beat is None or not beat.alive:
-            return {}
+        """The reason why this machine gets no events from Kafka or from a leader; empty if it
+        does."""
         servers = self.settings.kafka.bootstrap_servers
-        bad = [one.text for one in find_kafka_troubles(servers, beat) if one.is_bad]
-        return {"kafka": "; ".join(bad)} if bad else {}
+        bad = []
+        for role in ("ingest", FOLLOW):
+            beat = read_beat(self.settings.data_dir, role)
+            if beat is not None and beat.alive:
+                found = find_kafka_troubles(servers, beat) if role == "ingest" else ()
+                bad += [*found, *find_following_troubles(role, beat)]
+        texts = [one.text for one in bad if one.is_bad]
+        return {"kafka": "; ".join(texts)} if texts else {}
 
     def refresh_metrics(self) -> None:
         """Set the metrics that are computed at a scrape."""

@@ -72,7 +72,7 @@ def rates(broker: ApacheKafka, folder: Path, form: str, size: int, arrow: bool) 
 def follow_seconds(broker: ApacheKafka, leader: Path, path: Path, name: str) -> float:
     path.mkdir()
     s = leader_settings(broker, leader, name)
-    reader = KafkaReader(s.kafka, open_topic(s.kafka, s.log.name).changelog)
+    reader = KafkaReader(s.kafka, open_topic(s.kafka, s.log.name, s.data_dir).changelog)
     end = reader.bounds()[1]
     begun = time.perf_counter()
     follower = Follower(path, reader)

@@ -29,7 +29,7 @@ class Producer:
 
     DEFAULT_CONFIG = KafkaProducer.DEFAULT_CONFIG
     options: dict
-    _sender = SimpleNamespace(force_close=lambda: None)
+    _sender = SimpleNamespace(force_close=lambda: None, join=lambda seconds: None)
 
     def __init__(self, **options):
         Producer.options = options
@@ -38,6 +38,7 @@ class Producer:
         raise KafkaTimeoutError("no such topic")
 
     def partitions_for(self, topic): ...
+    def flush(self, *args, **more): ...
     def close(self, *args, **more): ...
 
 
@@ -93,7 +94,7 @@ def test_a_broker_makes_a_topic_only_where_the_docs_leave_it_to_the_broker(made,
 @pytest.mark.parametrize("where", ["replica/changelog/kafka.py", "replica/models/topic.py"])
 def test_no_option_of_the_client_lets_a_broker_make_one_of_a_logs_own_topics(made, where):
     options = made(where, **ASKED)
-    assert options["allow_auto_create_topics"] is False and options["max_block_ms"] == 30_000
+    assert options["allow_auto_create_topics"] is False and options["max_block_ms"] == 10_000
 
 
 def test_a_request_with_events_waits_no_longer_for_a_missing_topic_than_for_an_acknowledgement(made):

@@ -9,8 +9,10 @@ from contextlib import ExitStack, closing
 import pytest
 from kafka import KafkaProducer, TopicPartition
 
+from streamd.cli.doctor_checks import _changelog
 from streamd.clock import SystemClock
 from streamd.errors import ChangelogError, FencedError, KafkaError
+from streamd.eventlog.journal.changelog_position import ChangelogPosition, PositionFile
 from streamd.eventlog.upkeep.holds import asked_to_compact, compact_done
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Position, Progress, Schema, empty_batch
@@ -125,7 +127,7 @@ def test_a_follower_makes_no_topic_and_goes_on_once_the_leader_made_it(kafka, tm
             kafka_topic(s)
         with closing(make_admin(s.kafka)) as admin:
             assert not [name for name in admin.list_topics() if str(name).startswith(s.log.name)]
-        open_topic(s.kafka, s.log.name)
+        open_topic(s.kafka, s.log.name, s.data_dir)
         wait(lambda: read_beat(tmp_path, "follow").state == "following", 20)
         assert reading(replica_metrics.follow_waiting.labels("leader")) == 0
     finally:
@@ -135,14 +137,34 @@ def test_a_follower_makes_no_topic_and_goes_on_once_the_leader_made_it(kafka, tm
 
 def test_a_topic_that_was_made_anew_is_another(kafka, tmp_path):
     s = settings(tmp_path, log__name=uuid.uuid4().hex, kafka__bootstrap_servers=kafka.bootstrap_servers)
-    first = open_topic(s.kafka, s.log.name).changelog
+    first = open_topic(s.kafka, s.log.name, s.data_dir).changelog
     assert first.topic == f"{s.log.name}.changelog" and first.cluster and uuid.UUID(first.topic_id).int
-    assert find_changelog(s.kafka, s.log.name).changelog == first
+    assert find_changelog(s.kafka, s.log.name, s.data_dir).changelog == first
     with closing(make_admin(s.kafka)) as admin:
         admin.delete_topics([first.topic])
-    wait(lambda: find_changelog(s.kafka, s.log.name) is None, 30)
-    again = open_topic(s.kafka, s.log.name).changelog
+    wait(lambda: find_changelog(s.kafka, s.log.name, s.data_dir) is None, 30)
+    again = open_topic(s.kafka, s.log.name, s.data_dir).changelog
     assert again == first._replace(topic_id=again.topic_id) and again.is_other(first)
+
+
+def test_a_directory_that_has_read_a_lost_changelog_is_refused_and_no_new_one_hides_the_loss(kafka, tmp_path, monkeypatch):
+    monkeypatch.setattr("streamd.replica.leader.connect.LOOK_SECONDS", 0.1)
+    s = settings(tmp_path, log__name=uuid.uuid4().hex, kafka__bootstrap_servers=kafka.bootstrap_servers)
+    first = open_topic(s.kafka, s.log.name, s.data_dir).changelog
+    with closing(PositionFile(tmp_path, first)) as file:
+        file.write(ChangelogPosition(2, 5, 17))
+    assert open_topic(s.kafka, s.log.name, s.data_dir).changelog == first and s.log.name in _changelog(s)
+    with closing(make_admin(s.kafka)) as admin:
+        admin.delete_topics([first.topic])
+        wait(lambda: find_topic(admin, s.kafka, first.topic) is None, 30)
+        for look in (lambda: open_topic(s.kafka, s.log.name, s.data_dir), lambda: find_changelog(s.kafka, s.log.name, s.data_dir), lambda: _changelog(s)):
+            with pytest.raises(ChangelogError, match="does not exist any more; .* has read it up to offset 17"):
+                look()
+        assert find_topic(admin, s.kafka, first.topic) is None
+        renamed = s.model_copy(update={"log": s.log.model_copy(update={"name": f"{s.log.name}2"})})
+        with pytest.raises(ChangelogError, match=f"belongs to topic {first.topic}"):
+            open_topic(s.kafka, renamed.log.name, s.data_dir)
+        assert find_topic(admin, s.kafka, f"{renamed.log.name}.changelog") is None, "a directory of another changelog makes none either"
 
 
 def test_a_models_topic_that_lost_its_beginning_is_read_from_where_it_begins(kafka, tmp_path, monkeypatch):

@@ -21,9 +21,11 @@ from streamd.replica.leader.succession import ANSWER_SECONDS, Silence, StandbySu
 from streamd.replica.start import has_log
 from streamd.store.objects import Store
 from streamd.store.upload import upload
+from streamd.telemetry import replica_metrics
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from tests.builders import settings
 from tests.eventlog import test_crash as life
+from tests.readings import reading
 from tests.replica.directories import difference
 from tests.replica.twin import Topic
 
@@ -93,7 +95,7 @@ class World:
 
     # The member under test.
 
-    def connect(self, kafka, log, idle):
+    def connect(self, data_dir, kafka, log, idle):
         if self.away:
             raise KafkaError("no broker answers")
         return "t.changelog", Reader(self, idle)
@@ -185,7 +187,9 @@ def test_a_standby_follows_as_long_as_a_leader_is_heard(world):
     world.lead_elsewhere()
     assert world.run(120) is None
     assert world.claims == 0 and world.said()[-1] == "following"
-    assert world.states[-1][1] == {"seq": 3, "lag_records": 0, "term": world.publisher.term}
+    told = world.states[-1][1]
+    assert told == {"seq": 3, "lag_records": 0, "term": world.publisher.term, "unheard_seconds": told["unheard_seconds"]}
+    assert max(detail.get("unheard_seconds", 0) for _, detail in world.states) <= 2
     assert (world.parts[0].stops, world.parts[0].closes) == (1, 1)
 
 
@@ -418,6 +422,24 @@ def test_a_broker_that_is_away_is_waited_for(replica):
     replica.run(20, come_back)
     assert replica.said() == ["connecting", "waiting for broker", "following"]
     assert replica.states[-1][1]["seq"] == 3 and replica.parts[0].steps > 10
+
+
+def test_a_replica_whose_brokers_fall_silent_neither_follows_nor_has_all(replica):
+    """A read brings nothing from a broker that does not answer, as from an idle changelog."""
+    def fall_silent():
+        replica.away = replica.now > 1010
+    replica.run(60, fall_silent)
+    assert replica.said() == ["connecting", "following", "waiting for broker"]
+    assert 1005 <= reading(replica_metrics.follow_caught_up) <= 1015, "before the brokers fell silent, not now"
+    assert reading(replica_metrics.follow_waiting.labels("broker")) == 1
+
+
+def test_a_replica_reports_for_how_long_no_leader_was_heard(replica):
+    def end_leader():
+        replica.beats = replica.now < 1010
+    replica.run(50, end_leader)
+    assert replica.states[-1][0] == "following" and 35 < replica.states[-1][1]["unheard_seconds"] < 45
+    assert reading(replica_metrics.follow_caught_up) > 1040, "the brokers answer: it has all of the changelog"
 
 
 def test_a_topic_that_nobody_made_is_waited_for(replica):

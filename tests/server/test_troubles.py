@@ -9,7 +9,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.server.engine.status import NextVersion
 from streamd.server.page import status
 from streamd.server.page.trend import RecentRefusals, Trend
-from streamd.server.page.troubles import AWAY, MachineFacts, find_troubles
+from streamd.server.page.troubles import AWAY, UNLED, MachineFacts, find_troubles
 from streamd.telemetry.heartbeat import Beat
 from tests.builders import HOUR, stream, write_log
 from tests.server.world import SCHEMA, World, wait
@@ -65,6 +65,8 @@ def test_a_machine_that_is_well_has_none_though_idle_or_busy_for_a_while():
      "score has waited for its topic for 89 s", True),
     ("trial", beat("trial", "waiting for the topic", topic_away="no topic", topic_away_seconds=600.0), "trial has waited for its topic for 10 min", True),
     ("follow", beat("follow", "waiting for store", why="no such bucket"), "follow is waiting for store: no such bucket", True),
+    ("ingest", beat("ingest", "waiting for broker", why="no answer"), "ingest is waiting for broker: no answer", True),
+    ("follow", beat("follow", "following", age=1, unheard_seconds=40.0), f"no leader has sent a commit or heartbeat for 41 s: {UNLED}", True),
 ])
 def test_each_state_of_a_role_has_its_sentence(name, given, text, is_bad):
     assert found({name: given}) == [(text, is_bad)]

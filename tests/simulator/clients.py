@@ -300,6 +300,8 @@ class Producer:
         while len(self._queue) > self._scheduler.random.randint(0, len(self._queue)):
             self._queue.pop()
 
+    def join(self, timeout=None): ...
+
     def flush(self, timeout=None):
         for entry in list(self._queue):
             entry[0].get(timeout)

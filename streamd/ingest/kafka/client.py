@@ -1,5 +1,6 @@
 """Makes kafka-python clients from the settings, and checks these before the first connection."""
 
+import contextlib
 import importlib
 import ssl
 from collections.abc import Iterator, Mapping
@@ -50,8 +51,8 @@ OWN_TOPIC = {
     "enable_idempotence": True,
     # Only streamd may create its own topics again after a removal, with the right options.
     AUTO_CREATE: False,
-    # Longest wait of a send for a missing topic: less than the watchdog's limit.
-    "max_block_ms": 30_000,
+    # Longest wait of a send for a missing topic, during which the role writes no heartbeat.
+    "max_block_ms": 10_000,
 }
 """Options of producers of a log's own topics; they override `kafka.client`."""
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -262,6 +263,21 @@ def make_producer(
     of the user."""
     # The broker would create topics with its default partitions and retention.
     return _make_client(KafkaProducer, kafka, {AUTO_CREATE: False, **settings}, fixed)
+
+
+CLOSE_SECONDS = 1.0
+"""Longest wait for a producer's thread to end."""
+
+
+def close_producer(producer: Any, flush_seconds: float = 0.0) -> None:
+    """Close a producer, and drop the records that are not stored within `flush_seconds`."""
+    # `close` raises, and closes nothing, while records wait; only the sender itself can drop them.
+    with contextlib.suppress(ClientError):
+        producer.flush(flush_seconds)
+    producer._sender.force_close()
+    producer._sender.join(CLOSE_SECONDS)
+    with contextlib.suppress(ClientError):
+        producer.close(timeout=CLOSE_SECONDS)
 
 
 def send(producer: Any, topic: str, **record: Any) -> Any:

@@ -10,7 +10,7 @@ from kafka.errors import OffsetOutOfRangeError
 
 from streamd.errors import KafkaError
 from streamd.eventlog.journal.changelog_position import ChangelogId
-from streamd.ingest.kafka.client import OWN_TOPIC, make_consumer, make_producer
+from streamd.ingest.kafka.client import OWN_TOPIC, close_producer, make_consumer, make_producer
 from streamd.replica.changelog.interface import OutOfRange
 from streamd.replica.changelog.records import CHANGELOG, Entry, Read, decode_records
 from streamd.settings.loading import KafkaSettings
@@ -18,6 +18,8 @@ from streamd.telemetry import replica_metrics
 
 READ_RECORDS = 200
 """Maximum number of records in one read: 200 MB if each has a megabyte."""
+ANSWER_SECONDS = 5.0
+"""Longest wait for an offset from the brokers: the caller writes no heartbeat meanwhile."""
 OVERHEAD_BYTES = 4_096
 """Bytes of a record besides its value, and of its batch."""
 SEND_BYTES = 1 << 20
@@ -48,9 +50,10 @@ class KafkaReader:
     def bounds(self) -> tuple[int, int]:
         """Offsets of the first record, and one past the newest. Raises: KafkaError."""
         tp = self._partition
+        limit = int(ANSWER_SECONDS * 1000)
         try:
-            begin = self._consumer.beginning_offsets([tp])[tp]
-            return begin, self._consumer.end_offsets([tp])[tp]
+            begin = self._consumer.beginning_offsets([tp], timeout_ms=limit)[tp]
+            return begin, self._consumer.end_offsets([tp], timeout_ms=limit)[tp]
         except ClientError as error:
             raise self._unanswered_error(error) from None
 
@@ -133,7 +136,7 @@ class KafkaProducer:
     def close(self) -> None:
         """Close the client. Commits without an acknowledgement by now are published again at the
         next start."""
-        self._producer.close(timeout=1)
+        close_producer(self._producer, 1.0)
 
 
 def _not_stored_error(error: Exception) -> KafkaError:

@@ -133,6 +133,14 @@ def look_at_topic(admin: KafkaAdminClient, name: str) -> TopicState | None:
     return TopicState(name, changelog, num_brokers, replicas, size, warnings)
 
 
+def topic_exists(admin: KafkaAdminClient, kafka: KafkaSettings, name: str) -> bool:
+    """Whether the brokers know a topic. Raises: KafkaError."""
+    try:
+        return _describe_topic(admin, name) is not None
+    except ClientError as error:
+        raise _unanswered_error(kafka, name, error) from None
+
+
 def _describe_topic(admin: KafkaAdminClient, name: str) -> dict[str, Any] | None:
     for topic in admin.describe_topics([name]):
         if topic["name"] == name and not topic["error_code"] and topic["partitions"]:

@@ -1,17 +1,27 @@
 """Connects a leader to its changelog, and waits for brokers that do not answer."""
 
 import threading
+import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import structlog
+from kafka import KafkaAdminClient
 
 from streamd.errors import KafkaError
+from streamd.eventlog.journal.changelog_position import read_position
 from streamd.ingest.kafka.client import make_admin
 from streamd.replica.changelog.kafka import KafkaProducer, KafkaReader
-from streamd.replica.changelog.topics import TopicState, ensure_topic, find_topic
+from streamd.replica.changelog.topics import (
+    TopicState,
+    ensure_topic,
+    find_topic,
+    topic_exists,
+)
 from streamd.replica.leader.leader import lead
 from streamd.replica.leader.publisher import ChangelogPublisher
 from streamd.replica.members import member_name
+from streamd.replica.start import check_exists
 from streamd.settings.loading import KafkaSettings, Settings
 from streamd.store.changelog import changelog_topic
 from streamd.telemetry.heartbeat import Heartbeat
@@ -19,31 +29,54 @@ from streamd.telemetry.heartbeat import Heartbeat
 logger = structlog.get_logger()
 RETRY_SECONDS = 1.0
 WAITING = "waiting for the changelog"
+LOOKS, LOOK_SECONDS = 4, 1.0
+"""Number of times that a lost topic is looked for, and the pause between two: a broker that has
+just started may not know all topics yet."""
 
 
 class Stopped(Exception):  # noqa: N818 - a stop is no error
     """The role was stopped while it waited."""
 
 
-def open_topic(kafka: KafkaSettings, log_name: str) -> TopicState:
-    """Create the changelog's topic if it is missing, and check it. Only members that may lead call
-    this. Raises: KafkaError, ChangelogError."""
+def open_topic(kafka: KafkaSettings, log_name: str, data_dir: Path) -> TopicState:
+    """Create the changelog's topic if this directory never read one, and check it. Only members
+    that may lead call this. Raises: KafkaError, ChangelogError."""
     admin = make_admin(kafka)
+    name = changelog_topic(log_name)
     try:
-        return _log_warnings(ensure_topic(admin, kafka, changelog_topic(log_name)))
+        _check_not_lost(admin, kafka, name, data_dir)
+        return _log_warnings(ensure_topic(admin, kafka, name))
     finally:
         admin.close()
 
 
-def find_changelog(kafka: KafkaSettings, log_name: str) -> TopicState | None:
-    """Check the changelog's topic. Returns: None if no leader has created it. Raises: KafkaError,
-    ChangelogError."""
+def find_changelog(kafka: KafkaSettings, log_name: str, data_dir: Path) -> TopicState | None:
+    """Check the changelog's topic. Returns: None if no leader has created it. Raises: KafkaError;
+    ChangelogError, also if this directory has read a topic that is lost."""
     admin = make_admin(kafka)
+    name = changelog_topic(log_name)
     try:
-        state = find_topic(admin, kafka, changelog_topic(log_name))
+        _check_not_lost(admin, kafka, name, data_dir)
+        state = find_topic(admin, kafka, name)
     finally:
         admin.close()
     return None if state is None else _log_warnings(state)
+
+
+def _check_not_lost(
+    admin: KafkaAdminClient, kafka: KafkaSettings, name: str, data_dir: Path
+) -> None:
+    """Check that the topic that a directory has read exists: a new, empty one would hide the loss.
+    Raises: ChangelogError, KafkaError."""
+    check_exists(data_dir, name, exists=True)
+    if read_position(data_dir) is None:
+        return
+    for look in range(LOOKS):
+        if look:
+            time.sleep(LOOK_SECONDS)
+        if topic_exists(admin, kafka, name):
+            return
+    check_exists(data_dir, name, exists=False)
 
 
 def _log_warnings(state: TopicState) -> TopicState:
@@ -75,7 +108,7 @@ def connect_leader(
         waiting()
         with ExitStack() as stack:
             try:
-                topic = open_topic(settings.kafka, settings.log.name)
+                topic = open_topic(settings.kafka, settings.log.name, settings.data_dir)
                 reader = KafkaReader(settings.kafka, topic.changelog, idle)
                 stack.callback(reader.close)
                 producer = KafkaProducer(settings.kafka, topic.name, topic.max_message_bytes)

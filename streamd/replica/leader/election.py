@@ -50,7 +50,7 @@ def run_election(
 
     waiting()
     with ExitStack() as stack:
-        topic = open_topic(settings.kafka, settings.log.name)
+        topic = open_topic(settings.kafka, settings.log.name, settings.data_dir)
         reader = KafkaReader(settings.kafka, topic.changelog, idle)
         stack.callback(reader.close)
         producer = KafkaProducer(settings.kafka, topic.name, topic.max_message_bytes)

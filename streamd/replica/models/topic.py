@@ -1,6 +1,5 @@
 """The models topic `<log.name>.models` in Kafka: one partition, read from its first record."""
 
-import contextlib
 import time
 from typing import Any, Protocol
 
@@ -8,7 +7,13 @@ from kafka import TopicPartition
 from kafka.errors import KafkaError as ClientError
 
 from streamd.errors import KafkaError, reason_of
-from streamd.ingest.kafka.client import OWN_TOPIC, make_admin, make_consumer, make_producer
+from streamd.ingest.kafka.client import (
+    OWN_TOPIC,
+    close_producer,
+    make_admin,
+    make_consumer,
+    make_producer,
+)
 from streamd.replica.changelog.topics import ensure_topic, find_topic
 from streamd.settings.loading import KafkaSettings
 from streamd.store.changelog import models_topic
@@ -122,10 +127,7 @@ class KafkaModelsTopic:
 
     def _drop_producer(self) -> None:
         if self._producer is not None:
-            # `close` waits for unsent records; only the sender itself can drop them.
-            self._producer._sender.force_close()
-            with contextlib.suppress(ClientError):
-                self._producer.close(0)
+            close_producer(self._producer)
             self._producer = None
 
     def close(self) -> None:

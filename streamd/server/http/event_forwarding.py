@@ -151,4 +151,6 @@ class Forwarder:
     def close(self) -> None:
         """Close the connection to Kafka, if there is one."""
         if self._producer is not None:
-            self._producer.close(1.0)
+            from streamd.ingest.kafka.client import close_producer
+
+            close_producer(self._producer, 1.0)

@@ -35,6 +35,12 @@ AWAY = (
     "kafka.bootstrap_servers"
 )
 """The consequence of an unreachable Kafka, and the operator's action."""
+UNLED = "events wait in Kafka, and answers lack them; start the leader, or let a standby lead"
+"""The consequence of a log without a leader, and the operator's action."""
+FOLLOWER_WAITS = tuple(
+    f"waiting for {why}" for why in ("broker", "leader", "manifest", "store", "disk", "lock")
+)
+"""States in which a follower applies nothing."""
 WAITS = ("waiting for the clock", "asking for schemas", "schema registry away")
 """States in which ingest reads nothing for a reason other than Kafka."""
 
@@ -142,8 +148,21 @@ def _of_reading(facts: MachineFacts) -> Iterator[Trouble]:
         if beat is not None and beat.alive and (why := beat.detail.get("topic_away")):
             away = _age(beat.detail["topic_away_seconds"] + beat.age_seconds)
             yield Trouble(text=f"{name} has waited for its topic for {away}", detail=why)
-    if follow is not None and follow.alive and follow.state.startswith("waiting for"):
-        yield Trouble(text=f"follow is {follow.state}: {follow.detail.get('why', 'see its log')}")
+    for name, beat in (("follow", follow), ("ingest", ingest)):
+        if beat is not None and beat.alive:
+            yield from find_following_troubles(name, beat)
+
+
+def find_following_troubles(name: str, beat: Beat) -> Iterator[Trouble]:
+    """Find the reason why a follower, or a standby's ingest, gets no commits. name: of the role."""
+    if beat.state in FOLLOWER_WAITS:
+        yield Trouble(text=f"{name} is {beat.state}: {beat.detail.get('why', 'see its log')}")
+    elif (unheard := beat.detail.get("unheard_seconds")) is not None:
+        # Brokers that do not answer are another state.
+        unheard += beat.age_seconds
+        if unheard > ANSWERS_SECONDS:
+            text = f"no leader has sent a commit or heartbeat for {_age(unheard)}"
+            yield Trouble(text=f"{text}: {UNLED}")
 
 
 def find_kafka_troubles(broker: str, beat: Beat) -> Iterator[Trouble]:
