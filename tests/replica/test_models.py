@@ -539,9 +539,10 @@ def test_records_of_an_older_term_do_not_count():
     assert len(state.moves) == 1 and state.num_skipped == 1
 
 
-def test_while_the_store_is_slow_servers_of_the_trainers_machine_never_follow_a_version_without_memory(trainer, log):
+def test_while_the_store_is_slow_no_server_follows_a_version_without_memory(trainer, replica, log):
     trainer.learn(1)
     trainer.settle()
+    replica.step()
     newer = [3, 4]
 
     def learn_more(_):
@@ -553,9 +554,34 @@ def test_while_the_store_is_slow_servers_of_the_trainers_machine_never_follow_a_
     trainer.publisher.step()
     assert not newer and trainer.publisher.state.champion == "12-2" and not trainer.registry.is_servable(trainer.registry.manifest("12-2"))
     assert trainer.registry.shown().champion == "11-1"
+    replica.step()
+    replica.registry.load(replica.registry.shown().champion)
     trainer.settle()
-    trainer.registry.load(trainer.registry.shown().champion)
-    assert trainer.registry.shown().champion == "14-4"
+    replica.step()
+    for side in (trainer, replica):
+        side.registry.load(side.registry.shown().champion)
+        assert side.registry.shown().champion == "14-4"
+
+
+def test_a_replica_never_follows_a_version_that_was_stored_without_memory(trainer, replica, log):
+    # Newer versions have taken its memory before anything is stored.
+    for n in (1, 2, 3, 4):
+        trainer.learn(n)
+    assert not trainer.registry.is_servable(trainer.registry.manifest("12-2"))
+    followed = set()
+
+    replica.step()
+
+    def look():
+        replica.step()
+        if (shown := replica.registry.shown()) is not None:
+            replica.registry.load(shown.champion)
+            followed.add(shown.champion)
+
+    log.on_append = look
+    trainer.settle()
+    look()
+    assert followed == {"11-1", "13-3", "14-4"}
 
 
 # Compaction over machines

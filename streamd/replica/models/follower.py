@@ -148,6 +148,14 @@ class ModelsFollower:
             return True
         return servable or version.name not in self.state.with_memory
 
+    def _can_serve(self, version: StoredVersion) -> bool:
+        """Whether a version that is here has its memory."""
+        try:
+            return self._registry.is_servable(self._registry.manifest(version.name))
+        except VersionError:
+            # As in `_is_here`.
+            return True
+
     def _write_moves(self) -> None:
         """Copy the trainer's moves to the journal, once the champion that they name is complete
         here."""
@@ -156,6 +164,10 @@ class ModelsFollower:
             return
         champion = self.state.versions.get(self.state.champion)
         if champion is None or not self._is_here(champion):
+            return
+        # If the store is slow, newer versions may have taken its memory already: a newer move
+        # follows.
+        if not self._can_serve(champion):
             return
         # Servers refuse a version for good if the log lacks its event.
         if not self._log_has(champion):
