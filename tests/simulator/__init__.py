@@ -15,6 +15,8 @@ faults.py     A kill at any seam, a torn write, a power cut, a disk that is full
 trainer.py    With `--trained 1` a trainer that learns nothing publishes versions and checkpoints, in the terms of the product's.
 moves.py      The operator promotes and rolls back on any machine. Each request is done at most once and as asked, no answered move is lost, servers
               never go back, and a champion is complete before they follow it.
+learned.py    On one machine moves, windows and versions are lines of its log: each follows the one before, none is there twice, and a move that
+              a command called queued is made.
 operator.py   Members are asked to lead; a third edge set, compactions, backups of running machines and their restore, members that leave and
               join, an empty volume, stray records, topics and a changelog that others trim or create again.
 checks.py     At each published commit: its events are exactly those between its positions and the positions of the commit before, each

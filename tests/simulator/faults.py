@@ -31,6 +31,8 @@ class Faults:
         self.has_others = self._plan.random() < 0.3
         if world.has_sets:
             kinds += [self._declare]
+        if world.has_trainers:
+            kinds += [self._move]
         if self.has_others:
             kinds += [self._trim, self._remake, self._stray, self._remove_changelog]
         # Each seed leaves some out, so that what one hides another shows.
@@ -43,7 +45,7 @@ class Faults:
 
     def replicate(self):
         """Draw also what only a log on several machines has."""
-        kinds = [self._back_up, self._leave, self._join, *([self._trim_changelog] if self.has_others else []), *([self._move] if self._world.has_trainers else [])]
+        kinds = [self._back_up, self._leave, self._join, *([self._trim_changelog] if self.has_others else [])]
         self._kinds += [kind for kind in kinds if self._plan.random() < 0.7]
 
     def begin(self):

@@ -46,8 +46,8 @@ class Machine:
         self._mains = {"follow": run_follow} if log.member == "replica" else {"ingest": run_ingest}
         if log.store and log.member != "replica":
             self._mains["archive"] = run_archive
-            if world.has_trainers:
-                self._mains["train"] = partial(run_train, chance=world.scheduler.stream(f"trainer of {name}"))
+        if world.has_trainers and log.member != "replica" and bool(log.store) == bool(log.name):
+            self._mains["train"] = partial(run_train, chance=world.scheduler.stream(f"trainer of {name}"))
         self.roles, self._stops, self._num_starts = dict.fromkeys(self._mains), {}, itertools.count(1)
         self.skew, self.is_wanted, self.has_left, self._loses_power = 0.0, True, False, None
         self.visitors = []

@@ -7,6 +7,7 @@ import numpy as np
 from streamd.eventlog.layout import DELETIONS, FEATURES, KEYS, feature_row
 from streamd.eventlog.node_keys import decode_keys
 from streamd.events import DELETION
+from tests.simulator.learned import Learned
 from tests.simulator.records import (
     DELETE_EDGE,
     DELETE_NODE,
@@ -24,12 +25,13 @@ from tests.simulator.scheduler import Failure
 class Model:
     """Owner: the checks. places: (topic, partition) -> the position of the newest line. edges: as they were sent, by event id. hidden: event
     ids that deletes hide. may_lose: whether lost records may be passed over. lost: places of events that were.
-    letters: places of events that are dead letters."""
+    letters: places of events that are dead letters. learned: moves, windows and versions."""
 
     def __init__(self, broker, is_letter):
         """is_letter: whether there is a dead letter of an event of a place."""
         self._broker, self._is_letter = broker, is_letter
         self.places, self.edges, self.hidden, self.keys, self.newest_us = {}, [], set(), [], 0
+        self.learned = Learned()
         self.letters, self.may_lose, self.lost = [], False, set()
         self._deleted = set()
         """Keys of all nodes that were ever deleted."""
@@ -63,6 +65,7 @@ class Model:
         if fields.get("dropped"):
             self._first = directory.refreshed().first_edge
         self._take_keys(directory, fields)
+        self.learned.take(directory, fields)
         edges = self._edges(directory, fields)
         deletes = self._rows(directory, fields, DELETIONS, DELETION)
         self._take_nodes(directory, fields, due)

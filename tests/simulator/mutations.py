@@ -91,6 +91,13 @@ MUTATIONS = (
              '            if request.action == "compact" or request.id in done:\n', '            if request.action == "compact":\n', options=TRAINED),
     Mutation("servers follow a move whose version is not there yet", "streamd/replica/models/follower.py",
              "        if champion is None or not self._is_here(champion):\n            return\n", "        if champion is None:\n            return\n", options=TRAINED),
+    Mutation("a restart takes the lines of the outbox again", "streamd/eventlog/line_outbox.py",
+             "        if batch is None or batch.id == state.outbox:\n", "        if batch is None:\n", options=TRAINED),
+    Mutation("a restart sends no record of its checkpoint", "streamd/training/window_records.py",
+             "            if lines:\n                self._lines.append(lines)\n", "            del lines\n", options=TRAINED),
+    Mutation("a restart sends the records of its checkpoint again", "streamd/training/window_records.py",
+             "            lines = self._lines.missing([line.encode() for line in self._waiting])\n",
+             "            lines = [line.encode() for line in self._waiting]\n", options=TRAINED),
     Mutation("a line lists the events ahead of a position one by one", "streamd/ingest/order/runs.py",
              "        if out and before == before_last and run.first < following:\n", "        if False:\n"),
 )

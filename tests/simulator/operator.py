@@ -112,7 +112,7 @@ class Operator:
         if log is not None and log.deletions.count and not self.lacks_changelog:
             model, place = self._world.checks.model, log.deletions.newest_place
             model.ask_compaction()
-            if self._world.has_trainers:
+            if self._world.has_trainers and newest.settings.log.name:
                 self._world.moves.compact(newest, place)
                 return
             self._place = place

@@ -232,6 +232,9 @@ def _replacements(world):
     def lock_directory(path, *more, **named):
         fd = recovery_lock(path, *more, **named)
         if scheduler.current is not None:
+            # Whoever had a lock by this number has closed it.
+            for process in [process for machine in world.machines for process in machine.processes]:
+                process.locks = [lock for lock in process.locks if lock[0] != fd]
             scheduler.current.process.locks.append((fd, str(Path(path).resolve())))
         return fd
 

@@ -61,6 +61,19 @@ def test_versions_are_promoted_and_rolled_back():
     run(3, 0, "--trained", 1, "--seconds", 20)
 
 
+ONE_MACHINE = """
+from tests.simulator import world as worlds
+from tests.simulator.__main__ import main
+
+worlds.KINDS = (("leader",),)
+main()
+"""
+
+
+def test_moves_windows_and_versions_of_one_machine_are_lines_of_its_log():
+    assert " seeds, " in output_of("-c", ONE_MACHINE, "8", "0", "--trained", "1", "--seconds", "30")
+
+
 ODD_POLLS = """
 from tests.simulator import clients
 from tests.simulator.world import World

@@ -2,11 +2,14 @@
 
 import contextlib
 import json
+import math
 import os
+from types import SimpleNamespace
 
 import numpy as np
 
 from streamd.daemon.role_lock import wait_for_lock
+from streamd.eventlog.delivery import WAIT, Wait
 from streamd.eventlog.journal.tail import JournalTail
 from streamd.eventlog.upkeep.holds import Hold, write_hold
 from streamd.registry import Registry
@@ -18,8 +21,10 @@ from streamd.storage import DISK, ImmutableFile, write_durably, write_folder_dur
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.tensors import file_checksum
 from streamd.training.handover import CHECKPOINTS, newest_checkpoint
+from streamd.training.window_attempts import Stopped
+from streamd.training.window_records import WindowRecords
 from streamd.windows import Window
-from streamd.windows.history import FILE, WindowRecord, append_record, truncate_records
+from streamd.windows.history import WindowRecord
 
 PAUSES = 0.5, 6.0
 """Seconds between two windows."""
@@ -35,6 +40,10 @@ def run_train(settings, stop, chance):
     if lock is None:
         return
     try:
+        if not settings.log.name:
+            with contextlib.suppress(Stopped):
+                Learner(settings, paths, lambda step: None, chance, _wait_for_ingest(beat, stop)).run(stop)
+            return
         with training_in_term(settings, paths, beat, stop) as on_step:
             if not stop.is_set():
                 Learner(settings, paths, on_step, chance).run(stop)
@@ -42,23 +51,36 @@ def run_train(settings, stop, chance):
         os.close(lock)
 
 
+def _wait_for_ingest(beat, stop):
+    def on_wait():
+        beat.touch("waiting for ingest")
+        if stop.is_set():
+            raise Stopped
+
+    return Wait(math.inf, on_wait)
+
+
 class Learner:
     """Owner: the train process."""
 
-    def __init__(self, settings, paths, on_step, chance):
+    def __init__(self, settings, paths, on_step, chance, wait=WAIT):
         self._settings, self._folder, self._on_step, self._chance = settings, paths.learned, on_step, chance
-        self._registry = Registry.of(settings, paths)
+        self._registry = Registry.of(settings, paths, wait)
+        self._records = WindowRecords(paths.learned, self._registry.journal)
         self._edge, self._number, self._version = 0, 0, ""
 
     def run(self, stop):
         """Resume from the newest checkpoint, and learn until the end."""
+        while JournalTail.open(self._settings.data_dir) is None:
+            if stop.wait(1.0):
+                return
         self._registry.sweep()
-        counted = 0
         if (newest := newest_checkpoint(self._folder)) is not None:
             cursor = json.loads((newest / "cursor.json").read_text())
-            self._edge, self._version, counted = cursor["edge"], cursor["version"], cursor["history_bytes"]
+            self._edge, self._version = cursor["edge"], cursor["version"]
+            self._records.restore(SimpleNamespace(history_bytes=cursor["history_bytes"], records=cursor["records"]))
             self._number = int(newest.name.split(".")[1])
-        truncate_records(self._folder, counted)
+        self._records.resume(self._edge)
         while not stop.is_set():
             write_hold(self._folder, "train", Hold(self._edge, self._edge))
             self._on_step("rest")
@@ -76,10 +98,11 @@ class Learner:
         version = self._registry.publish(self._candidate(window, state, parent)).version
         if self._chance.random() < PROVEN:
             self._registry.prove(version, "proven")
-        append_record(self._folder, WindowRecord(start_us=window.start_us, end_us=window.end_us, first_edge=first, end_edge=edge, num_scored=5, version=version,
+        self._records.add(WindowRecord(start_us=window.start_us, end_us=window.end_us, first_edge=first, end_edge=edge, num_scored=5, version=version,
                                                  scored_by="", promoted=True, reason="", scores={}, loss=None, seconds={}, finished_at=float(edge)))
         self._edge, self._version, self._number = edge, version, self._number + 1
         self._write_checkpoint()
+        self._records.send()
 
     def _candidate(self, window, state, parent):
         return Candidate(window=window, edge=window.end_edge, seq=state.seq, weights={"w": np.full(2, window.end_edge, np.float32)},
@@ -98,8 +121,7 @@ class Learner:
         return tuple(out)
 
     def _write_checkpoint(self):
-        history = self._folder / FILE
-        cursor = {"edge": self._edge, "history_bytes": history.stat().st_size, "replay": {"offered": 0, "chunks": []}, "nightly": "", "version": self._version}
+        cursor = {"edge": self._edge, "history_bytes": self._records.num_bytes, "records": self._records.waiting, "replay": {"offered": 0, "chunks": []}, "nightly": "", "version": self._version}
         folder = self._folder / CHECKPOINTS
         folder.mkdir(parents=True, exist_ok=True)
         name = f"{self._edge:020d}.{self._number:06d}"

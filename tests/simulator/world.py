@@ -86,6 +86,8 @@ class World:
         task, self.scheduler.current = self.scheduler.current, None
         try:
             self.checks.look(machine.directory)
+            if self.has_trainers:
+                self.moves.follow(machine)
         except CutShort:
             self.is_cut_short = True
             self.scheduler.fail(CUT_SHORT)
