@@ -1,5 +1,7 @@
 """Facts in words: each is in one group, and what is said is what happened."""
 
+import re
+
 import hypothesis
 import numpy as np
 import pytest
@@ -30,17 +32,17 @@ def test_what_happened_is_said():
     """0 -> 5 at 0 h and 1 h, 5 -> 0 at 2 h, 0 -> 6 at 3 h; asked at 5 h."""
     row = facts_after([(0, 5, 0), (0, 5, HOUR), (5, 0, 2 * HOUR), (0, 6, 3 * HOUR)], 0, 5, 5 * HOUR)
     assert [group_words(name, row) for name in ("frequency", "recency", "source", "candidate")] == [
-        "they met 3 times", "they met last 3 h ago", "2 h since the source's last event", "the candidate had 3 events"]
+        "they met 3 times", "they met last 3 h ago", "the source's last event was 2 h ago", "the candidate had 3 events"]
     said = {column: fact_words(column, row) for column in C}
     assert said[C.MET] == "the two met before"
-    assert said[C.LOG_PAIR_SHARE] == "3 of the source's 4 events"
-    assert said[C.PAIR_WEIGHT_50] == "events of the two weigh 0.88, each .5 per event of the source since"
-    assert said[C.LOG_SECONDS_SINCE_SENT] == "4 h since the source sent to the candidate"
-    assert said[C.LOG_SECONDS_SINCE_RECEIVED] == "3 h since the candidate sent to the source"
-    assert said[C.LOG_EVENTS_SINCE_MET] == "1 event of the source since they met"
-    assert said[C.LOG_CANDIDATE_EVENTS_SINCE_MET] == "0 events of the candidate since they met"
-    assert said[C.LOG_SOURCE_PARTNERS] == "the source had 2 partners"
-    assert said[C.LOG_CANDIDATE_GAP] == "1 h between the candidate's last two events"
+    assert said[C.LOG_PAIR_SHARE] == "3 of the source's 4 events were with the candidate"
+    assert said[C.PAIR_WEIGHT_50] == "the recent events between the two count as 0.88: each begins at 1 and loses 50 % with every later event of the source"
+    assert said[C.LOG_SECONDS_SINCE_SENT] == "the source last sent to the candidate 4 h ago"
+    assert said[C.LOG_SECONDS_SINCE_RECEIVED] == "the candidate last sent to the source 3 h ago"
+    assert said[C.LOG_EVENTS_SINCE_MET] == "the source had 1 event since they met"
+    assert said[C.LOG_CANDIDATE_EVENTS_SINCE_MET] == "the candidate had 0 events since they met"
+    assert said[C.LOG_SOURCE_PARTNERS] == "the source had 2 different partners"
+    assert said[C.LOG_CANDIDATE_GAP] == "the candidate's last two events were 1 h apart"
     assert said[C.SOURCE_REPEATS].startswith("29 % of the source's last events")
 
 
@@ -48,14 +50,14 @@ def test_what_never_happened_is_said_so():
     row = facts_after([(0, 5, 0), (1, 6, SECOND)], 0, 6, HOUR)
     said = {column: fact_words(column, row) for column in C}
     assert group_words("frequency", row) == group_words("recency", row) == said[C.MET] == "the two never met"
-    assert said[C.LOG_EVENTS_SINCE_MET] == "never met in 1 event of the source"
+    assert said[C.LOG_EVENTS_SINCE_MET] == "the source had 1 event, and the two never met"
     assert said[C.LOG_SECONDS_SINCE_SENT] == "the source never sent to the candidate"
-    assert said[C.LOG_SOURCE_GAP] == "the source had no two events"
-    assert said[C.LOG_TRANSITION_SHARE] == "nobody went from the source's last partner to the candidate"
-    assert said[C.LOG_PAIR_HOUR_SHARE] == "the two never met, at any hour"
+    assert said[C.LOG_SOURCE_GAP] == "the source had fewer than two events"
+    assert said[C.LOG_TRANSITION_SHARE] == "the candidate never came next after the source's last partner"
+    assert said[C.LOG_PAIR_HOUR_SHARE] == "the two never met at any hour of the day"
     strange = facts_after([(0, 5, 0)], -1, 99, HOUR)
     assert fact_words(C.LOG_SECONDS_SINCE_SOURCE, strange) == "the source never had an event"
-    assert fact_words(C.LOG_SHARE_3, strange) == "hardly ever a destination, by the 3rd half-life"
+    assert fact_words(C.LOG_SHARE_3, strange) == "hardly any recent event went to the candidate (averaged with the 3rd half-life of model.half_lives_seconds)"
 
 
 @hypothesis.settings(max_examples=40, deadline=None)
@@ -77,6 +79,10 @@ def test_any_row_can_be_said(values):
     row = np.array(values, np.float32)
     said = [fact_words(c, row) for c in C] + [group_words(group.name, row) for group in GROUPS]
     assert all(words and "nan" not in words for words in said)
+    # A sentence: it begins with its subject and has a verb.
+    for words in said[:len(C)]:
+        assert re.match(r"(the|there|none|no|hardly|about|less|[\d.,e-]+|one) ", words), words
+        assert re.search(r"\b(had|has|have|was|were|are|went|came|met|sent|share|shares|count)\b", words), words
 
 
 @pytest.mark.parametrize(("seconds", "words"), [

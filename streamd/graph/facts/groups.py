@@ -181,9 +181,12 @@ Say = Callable[[float, Float32], str]
 def _weight(end: str, rate: float) -> Say:
     def say(value: float, _: Float32) -> str:
         if value < EDGE:
-            return f"no event of the two among the {end}'s last ones"
-        share = f"{rate:g}".removeprefix("0")
-        return f"events of the two weigh {value:.2f}, each {share} per event of the {end} since"
+            return f"none of the {end}'s last events was between the two"
+        loss = f"{100 * (1 - rate):.0f} %"
+        return (
+            f"the recent events between the two count as {value:.2f}: each begins at 1 and loses "
+            f"{loss} with every later event of the {end}"
+        )
 
     return say
 
@@ -197,17 +200,18 @@ def _since(when: str, never: str) -> Say:
 
 def _since_met(end: str) -> Say:
     def say(value: float, row_F: Float32) -> str:
-        events = f"{_count(value, 'event')} of the {end}"
-        return f"never met in {events}" if row_F[C.MET] < 0.5 else f"{events} since they met"
+        had = f"the {end} had {_count(value, 'event')}"
+        return f"{had}, and the two never met" if row_F[C.MET] < 0.5 else f"{had} since they met"
 
     return say
 
 
 def _popularity(nth: str) -> Say:
     def say(value: float, _: Float32) -> str:
+        by = f"averaged with the {nth} half-life of model.half_lives_seconds"
         if value <= FLOOR_LOG_SHARE + EDGE:
-            return f"hardly ever a destination, by the {nth} half-life"
-        return f"{_share(value)} of all events go to the candidate, by the {nth} half-life"
+            return f"hardly any recent event went to the candidate ({by})"
+        return f"{_share(value)} of recent events went to the candidate ({by})"
 
     return say
 
@@ -218,47 +222,57 @@ def _events(end: str) -> Say:
 
 def _repeats(end: str) -> Say:
     return lambda value, _: (
-        f"{100 * value:.0f} % of the {end}'s last events are with the partner of the one before"
+        f"{100 * value:.0f} % of the {end}'s last events had the same partner as the event before"
     )
 
 
 def _partners(end: str) -> Say:
-    return lambda value, _: f"the {end} had {_count(value, 'partner')}"
+    return lambda value, _: f"the {end} had {_count(value, 'different partner')}"
 
 
 def _gap(end: str) -> Say:
-    return _since(f"{{}} between the {end}'s last two events", f"the {end} had no two events")
+    return _since(
+        f"the {end}'s last two events were {{}} apart", f"the {end} had fewer than two events"
+    )
+
+
+NEVER_NEXT = "the candidate never came next after the source's last partner"
 
 
 def _transitions(value: float, row_F: Float32) -> str:
     if row_F[C.LOG_EVENTS_SINCE_TRANSITION] >= NEVER_LOG_EVENTS - EDGE:
-        return "nobody went from the source's last partner to the candidate"
-    return f"after {_share(value)} of events with the source's last partner the candidate was next"
+        return NEVER_NEXT
+    return f"the candidate came next after {_share(value)} of events with the source's last partner"
 
 
 def _since_transition(value: float, _: Float32) -> str:
     if value >= NEVER_LOG_EVENTS - EDGE:
-        return "nobody went from the source's last partner to the candidate"
-    return f"{_count(value, 'event')} of the source's last partner since somebody did"
+        return NEVER_NEXT
+    events = _count(value, "event")
+    return f"the source's last partner had {events} since the candidate came next after it"
 
 
 def _pair_hours(value: float, row_F: Float32) -> str:
     if not times_met(row_F):
-        return "the two never met, at any hour"
-    return f"about {_share(value)} of their events are at this hour of the day, in this direction"
+        return "the two never met at any hour of the day"
+    of_pair = f"about {_share(value)} of the events between the two"
+    return f"{of_pair} went from the source to the candidate at this hour of the day"
 
 
 def _candidate_hours(value: float, row_F: Float32) -> str:
     if row_F[C.LOG_CANDIDATE_EVENTS] < EDGE:
-        return "the candidate never had an event, at any hour"
+        return "the candidate never had an event at any hour of the day"
     return f"about {_share(value)} of the candidate's events came at this hour of the day"
 
 
 def _covisits(value: float, _: Float32) -> str:
     if value < EDGE:
-        return "no source went to the candidate and to one of the source's last destinations"
-    share = math.expm1(value) / COVISIT_SCALE
-    return f"co-visits of the candidate with the source's last destinations add up to {share:.2g}"
+        return "no source went both to the candidate and to one of the source's last destinations"
+    share = _share(math.log(math.expm1(value) / COVISIT_SCALE))
+    return (
+        f"the source's last destinations share {share} of their sources with the candidate, "
+        "all added up"
+    )
 
 
 def _greatest_covisits(value: float, row_F: Float32) -> str:
@@ -276,13 +290,14 @@ WORDS: Mapping[FactColumn, Say] = {
     },
     C.MET: lambda value, _: "the two met before" if value > 0.5 else "the two never met",
     C.LOG_PAIR_SHARE: lambda value, row: (
-        f"{times_met(row):,} of the source's {_count(float(row[C.LOG_SOURCE_EVENTS]), 'event')}"
+        f"{times_met(row):,} of the source's {_count(float(row[C.LOG_SOURCE_EVENTS]), 'event')} "
+        "were with the candidate"
     ),
     C.LOG_SECONDS_SINCE_SENT: _since(
-        "{} since the source sent to the candidate", "the source never sent to the candidate"
+        "the source last sent to the candidate {} ago", "the source never sent to the candidate"
     ),
     C.LOG_SECONDS_SINCE_RECEIVED: _since(
-        "{} since the candidate sent to the source", "the candidate never sent to the source"
+        "the candidate last sent to the source {} ago", "the candidate never sent to the source"
     ),
     C.LOG_EVENTS_SINCE_MET: _since_met("source"),
     C.LOG_CANDIDATE_EVENTS_SINCE_MET: _since_met("candidate"),
@@ -291,10 +306,10 @@ WORDS: Mapping[FactColumn, Say] = {
         for column, nth in zip(list(C)[C.LOG_SHARE_1 : C.LOG_SHARE_5 + 1], HALF_LIVES, strict=True)
     },
     C.LOG_SECONDS_SINCE_DESTINATION: _since(
-        "{} since the candidate was a destination", "the candidate was never a destination"
+        "the candidate was last a destination {} ago", "the candidate was never a destination"
     ),
     C.LOG_SECONDS_SINCE_SOURCE: _since(
-        "{} since the source's last event", "the source never had an event"
+        "the source's last event was {} ago", "the source never had an event"
     ),
     C.LOG_SOURCE_EVENTS: _events("source"),
     C.LOG_CANDIDATE_EVENTS: _events("candidate"),
@@ -305,10 +320,10 @@ WORDS: Mapping[FactColumn, Say] = {
     C.LOG_SOURCE_GAP: _gap("source"),
     C.LOG_CANDIDATE_GAP: _gap("candidate"),
     C.LOG_COMMON_PARTNERS: lambda value, _: (
-        f"{_count(value, 'partner')} in common among the last ones of both"
+        f"the two have {_count(value, 'partner')} in common among their last ones"
     ),
     C.LOG_THREE_HOP_PATHS: lambda value, _: (
-        f"{_count(value, 'path')} of three hops between the two"
+        f"there are {_count(value, 'path')} of three hops between the two"
     ),
     C.LOG_COVISITS: _covisits,
     C.LOG_GREATEST_COVISITS: _greatest_covisits,

@@ -31,7 +31,7 @@ GRAPH = "graph"
 """The group of the graph's contribution."""
 CANDIDATE_GROUPS = tuple(group for group in GROUPS if group.name != "source")
 """The groups that differ between the candidates of one source."""
-GRAPH_WORDS = "embeddings of source and candidate, by their neighbors, memory and features"
+GRAPH_WORDS = "the match of both embeddings: neighbors, memory and features of the two nodes"
 
 
 @dataclass(frozen=True, slots=True)

@@ -359,7 +359,7 @@ class ExplainedFact(BaseModel):
     )
     value: float = Field(description="input of the model")
     words: str = Field(
-        description="the fact in words", examples=["2 h since the source's last event"]
+        description="the fact in words", examples=["the source's last event was 2 h ago"]
     )
 
 
