@@ -29,6 +29,10 @@ Format = Literal["table", "csv", "json", "parquet"]
 SHOWN_ROWS = 1000
 """Most rows of a table: more are not for people, and all must be in memory for its widths."""
 
+SHOWN_CHARACTERS = 100
+"""Most characters of a cell of a table: a nested value of a window has thousands, which would make
+each row a page."""
+
 
 def sql(
     statement: Annotated[
@@ -100,15 +104,22 @@ def answer(session: "SqlSession", statement: str, format_: Format) -> None:
 
 
 def print_result(result: Any) -> None:
-    """Print the first SHOWN_ROWS rows of a result as a table, and the number of the others."""
+    """Print the first SHOWN_ROWS rows of a result as a table, with long cells cut, and the numbers
+    of other rows and of cut cells."""
     from streamd.table.sql.output import as_text, rows_of
 
     # Read the rest to the end, to count it.
     rows = rows_of(result)
     table = Table(*(printable(name) for name in result.schema.names), box=None)
+    num_cut = 0
     for row in islice(rows, SHOWN_ROWS):
-        table.add_row(*(Text(printable(as_text(value))) for value in row.values()))
+        texts = [printable(as_text(value)) for value in row.values()]
+        num_cut += sum(len(text) > SHOWN_CHARACTERS for text in texts)
+        table.add_row(*(Text(_cut(text)) for text in texts))
     print_table(out, table)
+    if num_cut:
+        cut = f"{count_noun(num_cut, 'cell')} cut at {SHOWN_CHARACTERS} characters"
+        err.print(f"{cut}: --format json has all", soft_wrap=True, highlight=False)
     more = sum(1 for _ in rows)
     if more:
         err.print(
@@ -116,3 +127,8 @@ def print_result(result: Any) -> None:
             soft_wrap=True,
             highlight=False,
         )
+
+
+def _cut(text: str) -> str:
+    """The beginning of a long text, with an ellipsis."""
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"

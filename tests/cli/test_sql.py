@@ -52,6 +52,18 @@ def test_values_that_json_lacks_and_names_that_come_twice(log):
     assert json.loads(line) == {"a": None, "a_2": 1.5, "m": {"k": None}, "b": "78", "d": "2026-01-02", "s": {"s": True}}
 
 
+def test_long_cells_of_a_table_are_cut_and_those_of_other_forms_are_whole(log):
+    query = "select repeat('ab', 1500) a, range(900) b, 'short' c"
+    done = sql(log, query, env={"COLUMNS": "400"})
+    cells = done.stdout.splitlines()[1].split()
+    assert cells[0] == "ab" * 49 + "a…" and max(map(len, done.stdout.splitlines())) < 230 and "short" in done.stdout
+    assert "2 cells cut at 100 characters: --format json has all" in done.stderr
+    for form in ("json", "csv"):
+        other = sql(log, query, "--format", form)
+        assert "ab" * 1500 in other.stdout and "…" not in other.stdout and "cut" not in other.stderr
+    assert "cut" not in sql(log, "select repeat('a', 100) a").stderr
+
+
 def test_a_long_table_is_cut_and_the_rest_is_counted(log):
     done = sql(log, "select range from range(2500)")
     assert len(done.stdout.splitlines()) == 1 + sql_command.SHOWN_ROWS and "and 1,500 more rows" in done.stderr
