@@ -130,7 +130,7 @@ def _of_servers(beats: Sequence[Beat]) -> list[tuple[str, bool]]:
 def _of_heartbeats(settings: Settings, beats: Sequence[Beat]) -> list[tuple[str, bool]]:
     """The troubles that a page would show, as far as heartbeats have them: text, and whether it is
     red. Without a role that runs, these are the refusals alone."""
-    from streamd.server.page.troubles import MachineFacts, counts, find_troubles
+    from streamd.server.page.troubles import MachineFacts, find_troubles, is_expected
 
     here, workers = roles_here(settings), settings.server.workers
     # Roles that were stopped together are no trouble.
@@ -147,13 +147,13 @@ def _of_heartbeats(settings: Settings, beats: Sequence[Beat]) -> list[tuple[str,
             beat.name: beat
             for beat in beats
             if (beat.name in ranks or not beat.name.startswith(RANK))
-            and counts(beat.name, beat, here, workers)
+            and is_expected(beat.name, beat, here, workers)
         },
         version="",
         next_version=None,
         memory_behind=0,
         log_behind=0,
-        unlearned_seconds=None,
+        no_progress_seconds=None,
         refusals=None,
     )
     return [(one.text, one.is_bad) for one in find_troubles(facts)]

@@ -17,24 +17,23 @@ from streamd.server.v1.openapi import describe
 from streamd.server.v1.routes import direct, router
 from streamd.server.v2 import inference, triton
 
-LOOK_SECONDS = 0.1
-"""Interval at which a worker checks whether it may open its port: short compared to a start."""
+CHECK_SECONDS = 0.1
+"""Interval at which a worker checks whether it may open its port; a start takes seconds."""
 
 
 def create_app(state: ServerState) -> FastAPI:
-    """Make the application. The engine runs in the application's event loop for as long as the
-    application does."""
+    """Make the application. The engine runs in its event loop, from its start to its shutdown."""
 
     # At shutdown, the engine answers its queue before the application ends.
     @asynccontextmanager
-    async def life(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         running = state.engine.start()
         if state.trial is not None:
             state.trial.sender.start()
         pulse = asyncio.create_task(state.page.run(), name="pulse")
         # uvicorn opens the port after the `yield`.
         while not (state.may_listen() or state.draining):
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
         yield
         pulse.cancel()
         state.engine.stop()
@@ -49,7 +48,7 @@ def create_app(state: ServerState) -> FastAPI:
         version=__version__,
         docs_url=None,
         redoc_url=None,
-        lifespan=life,
+        lifespan=lifespan,
         generate_unique_id_function=lambda route: route.name,
         description="Answers from a temporal graph model that learns while events arrive.",
     )

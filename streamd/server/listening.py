@@ -21,7 +21,7 @@ def web_config(state: ServerState) -> uvicorn.Config:
     WebSockets are off, because they would escape the bounds of the protocol.
     """
     server = state.settings.server
-    # The routes that the engine answers; only their requests are refused under overload.
+    # Under overload only requests to the routes that the engine answers are refused.
     asking = (routes.direct, routes.router, inference.asking)
     admission = Admission(state.engine.overload, asking, ("answers", inference.TAG))
     bounded = functools.partial(
@@ -31,7 +31,7 @@ def web_config(state: ServerState) -> uvicorn.Config:
     )
     return uvicorn.Config(
         create_app(state),
-        # Its lines go to the root logger, as those of other libraries.
+        # uvicorn's log lines go to the root logger, as those of other libraries do.
         log_config=None,
         log_level="warning",
         access_log=False,
@@ -45,11 +45,13 @@ def web_config(state: ServerState) -> uvicorn.Config:
 
 
 def listen(host: str, port: int, is_shared: bool) -> socket.socket:
-    """Bind the server's address and listen at it; with is_shared only bind it, since each of
-    several processes starts to listen later. Raises: SettingsError if the address cannot be
-    bound."""
-    # The protocol is given because asyncio turns Nagle's algorithm off only then; with it, answers
-    # wait for 40 ms.
+    """Bind the server's address, and listen on it.
+
+    is_shared: bind it only, since each of several workers starts to listen once it is ready.
+    Raises: SettingsError if the address cannot be bound.
+    """
+    # With an explicit protocol asyncio turns Nagle's algorithm off, which would delay answers by
+    # 40 ms.
     listening = socket.socket(
         socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
     )

@@ -1,5 +1,5 @@
-"""Changes of the champion: by the registry of this machine, or by a request to the trainer's
-machine."""
+"""The interface for changes of the champion, which the registry of this machine executes, or the
+trainer on another machine by request."""
 
 from typing import Protocol
 
@@ -8,10 +8,10 @@ from streamd.registry.outcome import Waiting
 
 
 class Moves(Protocol):
-    """Promotes and rolls back. `Registry` does it at once; a replica requests it from the trainer.
+    """Promotes and rolls back: `Registry` at once, a replica by a request to the trainer.
 
-    Both methods raise VersionError if the move is impossible and KafkaError if the request cannot
-    be sent. They return `Waiting` if the trainer has not answered within the server's deadline.
+    Returns: the move, or `Waiting` if it was not made within the server's deadline. Raises:
+    VersionError if the move is impossible, KafkaError if the request cannot be sent.
     """
 
     def promote(self, name: str, who: str, why: str) -> Move | Waiting:

@@ -25,8 +25,8 @@ router = APIRouter()
 
 
 class EventStream(StreamingResponse):
-    """A response of server-sent events. The caller entered it in `streams`, and it leaves them
-    however it ends, since a client may disconnect before the first event."""
+    """A response of server-sent events. The caller has counted it in `streams`; it ends that count
+    in any case, since a client may disconnect before the first event."""
 
     media_type = "text/event-stream"
 
@@ -39,12 +39,12 @@ class EventStream(StreamingResponse):
             if IS_HEAD not in scope:
                 await super().__call__(scope, receive, send)
                 return
-            # The body of a stream has no end, so a HEAD gets the headers alone.
+            # A stream has no end, so a HEAD gets its headers alone.
             head = {"status": self.status_code, "headers": self.raw_headers}
             await send({"type": "http.response.start", **head})
             await send({"type": "http.response.body"})
         finally:
-            self._streams.leave()
+            self._streams.close()
 
 
 # Liveness is about the engine's loop, readiness about answers.
@@ -60,7 +60,7 @@ async def readyz(state: State) -> JSONResponse:
     """Whether the server can answer requests now."""
     ready, why = state.ready()
     refused = {f"{role}_refused": error for role, error in state.refusals().items()}
-    # Answers continue without new events, so these do not make the server unready.
+    # Without new events the server still answers, so these reasons do not make it unready.
     events = state.kafka_troubles() | refused
     content = {"ready": ready, "why": why, **state.rebuild(), **events}
     return JSONResponse(content, 200 if ready else 503)
@@ -72,7 +72,7 @@ async def readyz(state: State) -> JSONResponse:
 )
 def prometheus(state: State, request: Request) -> Response:
     """Metrics of the serve role, in Prometheus' text format or OpenMetrics."""
-    # Any of the workers would answer, so counters would jump from scrape to scrape.
+    # With several workers, each scrape could reach another one, and counters would jump.
     if state.settings.server.workers > 1:
         raise HTTPException(
             404,
@@ -110,19 +110,19 @@ async def around(
     integer: bool = False,
     edge_set: Annotated[str | None, Query(max_length=256)] = None,
 ) -> StreamingResponse:
-    """The recent activity around a source node, as server-sent events for the status page: one
-    event now, and one after each change."""
+    """The recent activity around a source, as server-sent events for the status page: one event
+    now, and one after each change."""
     number = state.sets.edge_set(edge_set)
-    key = in_set(state.sets.ends(number)[0], key_of_path(node, integer))
+    key = in_set(state.sets.endpoint_sets(number)[0], key_of_path(node, integer))
     names = state.sets.names
 
     def look() -> tuple[int, Callable[[], dict[str, Any]]]:
         edge, found = state.engine.around(key, number)
         return edge, lambda: found().content(*names)
 
-    # Refuse before the response starts: afterwards its status cannot change.
+    # Refuse now: once the response has started, its status cannot change.
     look()
-    if not state.streams.enter():
+    if not state.streams.open():
         raise HTTPException(
             503,
             f"{MAX_STREAMS} streams are open, the maximum; close one or retry later",
@@ -132,7 +132,7 @@ async def around(
     return EventStream(events, state.streams)
 
 
-# Static pages, which contain no data and need no key.
+# Static pages, which have no data and so need no key.
 @router.get("/", include_in_schema=False)
 def page() -> FileResponse:
     return FileResponse(STATIC / "index.html")

@@ -36,7 +36,7 @@ from streamd.telemetry.heartbeat import STALLED_SECONDS, Heartbeat, held_times, 
 from streamd.trials.impression_sender import ImpressionSender
 
 YEAR_US = 366 * 86_400_000_000
-"""A time of a request further ahead than a year may be of another unit."""
+"""A query time further ahead than this may have another unit."""
 NO_KEY = "an API key is needed: Authorization: Bearer KEY, or X-API-Key: KEY", "Bearer"
 WRONG_KEY = (
     "the API key is wrong: it is not in server.api_keys, server.admin_keys or their files",
@@ -46,11 +46,10 @@ WRONG_KEY = (
 
 
 class ServerState:
-    """Makes the parts of the server and holds the state that the routes share. The caller of
-    `create_app` makes it once.
+    """The state that the routes share. The caller of `create_app` makes it once.
 
-    Only the engine's state, `draining`, and the parts made from the log's schema change: the latter
-    if the log gets further sets or features.
+    Note: three things in it change: the engine's state, `draining`, and the parts made from the
+    log's schema, when the log gets further sets or features.
     """
 
     def __init__(
@@ -62,8 +61,8 @@ class ServerState:
         on_failure: Callable[[], None] = lambda: None,
         prepare: Callable[[], None] | None = None,
     ) -> None:
-        """moves: executes changes of the champion; the registry itself if None. on_failure,
-        prepare: as in `Engine`."""
+        """moves: executes promotions and rollbacks; the registry if None. on_failure, prepare: as
+        in `Engine`."""
         # The roles of this machine, and the schema of the settings until the log's own is known.
         self.settings = settings
         roles = roles_here(settings)
@@ -84,26 +83,26 @@ class ServerState:
         self.registry = registry
         self.moves: Moves = moves or registry
 
-        # The page shows the settings as of the start.
+        # The page shows the settings of the server's start.
         shown = _page_settings(settings, roles, schema)
         self.page = StatusPage(shown, engine, registry, self.ready, beat)
         self.forwarder = Forwarder(settings.kafka, settings.sources, self._make_decoder)
         self.trial = self._make_trial()
-        """None if no trial runs."""
+        """The present trial, None if none runs."""
         self.inferences = InferenceStatistics()
         self.may_listen: Callable[[], bool] = lambda: True
-        """Whether this process may open the port: a worker that is not ready waits while another
-        one answers."""
+        """Whether this process may open the port. A worker that is not ready waits while another
+        worker answers."""
         self.streams = Streams()
         self.draining = False
-        """Whether the process was asked to stop. It still answers, but reports that it is not
-        ready."""
+        """Whether the process has been asked to stop. Until it ends it answers, and reports that it
+        is not ready."""
         self.keys = ApiKeys(settings.server)
         self.key_types = KeyTypes()
         self.sets, self.filters, self.new_sources = self._names_in(schema)
 
     def _names_in(self, schema: Schema) -> tuple[Sets, Filters, NewSources]:
-        """The lookups of set names, feature filters and features of sources, by a schema."""
+        """Make the readers of set names, of feature filters and of new sources for a schema."""
         sets = Sets(schema)
         filters = Filters(schema, self.settings.server.max_candidates)
         events = EventSets(schema, named_features(self.settings))
@@ -114,7 +113,7 @@ class ServerState:
         trial, kafka = self.settings.trials, self.settings.kafka
         if not trial.name:
             return None
-        # A server without a trial loads no Kafka client until it forwards events.
+        # Imported here: a server without a trial needs the Kafka client only to forward events.
         from streamd.scoring.topic import KafkaSink
 
         return TrialAnswers(trial, ImpressionSender(lambda: KafkaSink(kafka, trial.topic)))
@@ -123,8 +122,8 @@ class ServerState:
         return make_decoder(self.settings, schema_of(self.settings))
 
     def _take_schema(self, schema: Schema) -> None:
-        """Use the log's sets and features, which may be more than the settings had when the server
-        started."""
+        """Use the sets and features of the log, which may have more than the settings at the
+        server's start."""
         if schema != schema_of(self.settings):
             self.settings = with_schema(self.settings, schema)
             self.sets, self.filters, self.new_sources = self._names_in(schema)
@@ -132,8 +131,8 @@ class ServerState:
 
     def key_hint(self, node: Key, answer: Answer) -> str:
         """A hint that a key of a request may have the wrong type; empty if all its keys are nodes.
-        node: the source, or the node that the request is about."""
-        # Most requests return here: no lookup if all nodes are known.
+        node: the source, or the only node of the request."""
+        # Most requests return here, without a lookup.
         if answer.src_known and all(answer.known):
             return ""
         pairs = ((node, answer.src_known), *zip(answer.dst, answer.known, strict=True))
@@ -141,7 +140,8 @@ class ServerState:
         return hint_of(log.ids if log else (), (key for key, is_known in pairs if not is_known))
 
     def time_hint(self, answer: Answer) -> str:
-        """A hint that the time of a request looks like one of another unit; empty otherwise."""
+        """A hint that the query time of a request looks like a time in another unit; empty
+        otherwise."""
         now_us = max(time.time_ns() // 1_000, answer.newest_us)
         if answer.as_of_us < now_us + YEAR_US:
             return ""
@@ -153,21 +153,20 @@ class ServerState:
         return f"time {asked} looks like {looks}, stream.time_unit is {unit}"
 
     def alive(self) -> tuple[bool, str]:
-        """Whether the engine's loop is alive, idle or busy, and the age of its last turn, in
-        words."""
+        """Whether the engine's loop turns, idle or busy, and the age of its last turn as text."""
         age = time.monotonic() - self.engine.status.beat
         return age < STALLED_SECONDS, f"the engine's last turn was {age:.1f} s ago"
 
     def refusals(self) -> dict[str, str]:
-        """The other roles that refused their data -> the reason. Also sets their metric."""
+        """Other role that refused its data -> the reason. Also sets the metric."""
         refused = refusals(self.settings.data_dir, self._other_roles)
         for role in self._other_roles:
             metrics.role_refused.labels(role).set(role in refused)
         return refused
 
     def kafka_troubles(self) -> dict[str, str]:
-        """The reason why this machine gets no events from Kafka or from a leader; empty if it
-        does."""
+        """Why this machine gets no events from Kafka or from a leader, by the key `kafka`; empty if
+        it does."""
         servers = self.settings.kafka.bootstrap_servers
         bad = []
         for role in ("ingest", FOLLOW):
@@ -179,19 +178,19 @@ class ServerState:
         return {"kafka": "; ".join(texts)} if texts else {}
 
     def refresh_metrics(self) -> None:
-        """Set the metrics that are computed at a scrape."""
+        """Update the metrics that are computed only when they are read."""
         self.refusals()
         metrics.ready.set(self.ready()[0])
 
     def rebuild(self) -> dict[str, Any]:
-        """Progress while graph, facts and memory are rebuilt: the share that is done, and the
-        remaining seconds, None until measured. Empty afterwards."""
+        """The progress of the rebuild of graph, facts and memory: the share that is done, and the
+        remaining seconds, None until measured. Empty once they are complete."""
         reading = self.engine.status.rebuild
         return reading.fields() if reading else {}
 
     def ready(self) -> tuple[bool, str]:
-        """Whether the server can answer requests now, and the reason if not, in words."""
-        # A draining server still answers, but a stalled one cannot.
+        """Whether the server can answer requests now, and the reason if not, as text."""
+        # The order matters: a draining server still answers, a stalled one does not.
         alive, why = self.alive()
         if self.draining:
             return False, "stopping"
@@ -220,10 +219,8 @@ def _page_settings(settings: Settings, roles: tuple[str, ...], schema: Schema) -
 
 
 async def state_of(request: Request) -> ServerState:
-    """The dependency that gives routes their shared state.
-
-    It is async, as all dependencies here are, because FastAPI runs others in another thread.
-    """
+    """Dependency: the state that the routes share. All dependencies here are async, since FastAPI
+    calls the others in another thread."""
     state: ServerState = request.app.state.streamd
     return state
 
@@ -232,19 +229,16 @@ State = Annotated[ServerState, Depends(state_of)]
 
 
 async def conditions_of(request: Request) -> Conditions:
-    """The dependency that reads the conditions that a request sets for its answer. Raises:
-    BadCondition."""
+    """Dependency: the conditions of a request on its answer. Raises: BadCondition."""
     return read_conditions(request.headers)
 
 
-Asked = Annotated[Conditions, Depends(conditions_of)]
+AnswerConditions = Annotated[Conditions, Depends(conditions_of)]
 
 
 async def require_key(request: Request) -> None:
-    """Refuse a request without one of the API keys.
-
-    It reads the headers itself, since FastAPI's classes for them take 0.2 ms.
-    """
+    """Dependency: refuse a request without a valid API key. It reads the headers itself, since
+    FastAPI's classes for keys take 0.2 ms."""
     given = _key_of(request)
     if not request.app.state.streamd.keys.allows(given):
         detail, challenge = NO_KEY if given is None else WRONG_KEY
@@ -252,7 +246,8 @@ async def require_key(request: Request) -> None:
 
 
 async def require_admin_key(request: Request) -> None:
-    """Refuse a request to move the champion or to erase without one of `server.admin_keys`."""
+    """Dependency: refuse a request to promote, roll back or erase without one of
+    `server.admin_keys`."""
     if not request.app.state.streamd.keys.may_administer(_key_of(request)):
         raise HTTPException(
             403, "promoting, rolling back and erasing need one of server.admin_keys"

@@ -217,7 +217,7 @@ def test_a_replicas_lag_counts_from_what_kafka_has(kafka, tmp_path):
         ends.step()
         assert json.loads((tmp_path / "roles/follow/ends.json").read_bytes())["behind"] == {}
         complete = Completeness(tmp_path, follows=True)
-        complete.look(100.0)
+        complete.read_report(100.0)
         complete.advance(writer.state, 101.0)
         assert complete.until == json.loads((tmp_path / "roles/follow/ends.json").read_bytes())["time"]
         assert TopicPartition(name, 1) not in ends._positions()

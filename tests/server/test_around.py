@@ -89,8 +89,8 @@ def test_events_of_several_sets_name_theirs(tmp_path):
 
 
 def test_a_stream_sends_what_changed_beats_and_ends_with_the_server(monkeypatch):
-    monkeypatch.setattr(around, "LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(around, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(around, "CHECK_SECONDS", 0.001)
+    monkeypatch.setattr(around, "KEEP_ALIVE_SECONDS", 0.02)
     edge, content, stopping = [1], [{"edge": 1, "nodes": ["a"]}], [False]
 
     async def read():
@@ -112,7 +112,7 @@ def test_a_stream_sends_what_changed_beats_and_ends_with_the_server(monkeypatch)
 
 
 def test_a_line_break_in_a_key_cannot_forge_an_event(monkeypatch):
-    monkeypatch.setattr(around, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(around, "CHECK_SECONDS", 0.0)
     once = iter([False, True])
 
     async def read():
@@ -149,7 +149,7 @@ def test_a_question_that_does_not_fit_is_refused_before_the_stream_begins(world,
 
 def test_many_clients_get_a_stream_or_are_told_to_come_again_and_those_who_read_slowly_harm_nobody(tmp_path, monkeypatch):
     """Five hundred at once, most of whom never read; then all of them go without a word."""
-    monkeypatch.setattr(around, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(around, "CHECK_SECONDS", 0.05)
     write_log(tmp_path, *stream(400), SCHEMA, watermark=100 * HOUR)
     world = World(tmp_path).start()
     with listening(world) as address:

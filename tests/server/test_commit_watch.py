@@ -73,8 +73,8 @@ def test_where_commits_give_no_notice_it_is_logged_and_events_are_shown_all_the_
 def test_what_wakes_the_queue_while_it_yields_ends_its_rest(tmp_path):
     queue = RequestQueue(settings(tmp_path).server)
 
-    async def rest():
+    async def wait():
         asyncio.get_running_loop().call_soon(queue.wake)
-        await asyncio.wait_for(queue.rest(3600), 5)
+        await asyncio.wait_for(queue.wait(3600), 5)
 
-    asyncio.run(rest())
+    asyncio.run(wait())

@@ -348,7 +348,7 @@ def test_on_a_replica_the_follower_says_what_kafka_has(tmp_path):
                                         ('{"time": 60.0, "behind": {}}', None)]):
         if text is not None:
             file.write_text(text)
-        complete.look(float(at))
+        complete.read_report(float(at))
         complete.advance(LogState(Schema()), 9.0)
         assert complete.until == known
     complete.advance(LogState(Schema(), progress=Progress(positions={"events": {0: Position(8)}})), 9.0)
@@ -360,11 +360,11 @@ def test_a_standby_says_itself_what_kafka_has_while_it_leads(tmp_path):
     complete = Completeness(tmp_path, follows=True)
     (make_folder(tmp_path, FOLLOW) / ENDS).write_text('{"time": 60.0, "behind": {}}')
     beat(tmp_path, age=5.0)
-    complete.look(0.0)
+    complete.read_report(0.0)
     complete.advance(LogState(Schema()), 9.0)
     assert complete.until == 60.0
     beat(tmp_path, age=5.0, leading=True)
-    complete.look(1.0)
+    complete.read_report(1.0)
     complete.advance(LogState(Schema()), 9.0)
     assert 4 < time.time() - complete.until < 60
 
@@ -373,7 +373,7 @@ def test_looks_that_wait_for_the_view_are_bounded_and_the_newest_counts(tmp_path
     complete, state = Completeness(tmp_path), LogState(Schema())
     for i in range(2000):
         beat(tmp_path, age=2000 - i, behind={"events": {"0": 1 + i}})
-        complete.look(float(i))
+        complete.read_report(float(i))
     assert len(complete._pending) <= MAX_PENDING
     complete.advance(state, 1e9)
     assert complete.until is None

@@ -22,7 +22,7 @@ from streamd.registry import Registry
 from streamd.registry.registry import read_manifests
 from streamd.server.engine import answerer
 from streamd.server.engine.log_follower import LogFollower
-from streamd.server.engine.status import EngineStatus
+from streamd.server.engine.status import EngineState, EngineStatus
 from streamd.serving.following_graph import ServerGraph
 from streamd.serving.loaded_version import LoadedVersion
 from streamd.serving.serving_settings import ServingSettings
@@ -315,7 +315,7 @@ def test_with_keys_set_only_health_is_open(tmp_path):
 def test_more_requests_than_may_wait_are_told_to_come_again(tmp_path):
     write_log(tmp_path, *stream(100), SCHEMA)
     world = World(tmp_path, server__max_queue=1, server__deadline_seconds=0.3)
-    world.engine.status.ready = True
+    world.engine.status.state = EngineState.READY
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda _: world.client.post("/v1/score", json={"src": 1, "dst": [2]}), range(4)))
     assert sorted(a.status_code for a in answers) == [429, 429, 429, 503]

@@ -24,7 +24,7 @@ from streamd.models.inference.numpy_model import NumpyModel
 from streamd.models.inference.torch_model import TorchModel
 from streamd.models.memory.edge_rows import EdgeRows
 from streamd.models.rule import rule_scores
-from streamd.server.engine.answers import answers_of, moments_of
+from streamd.server.engine.answers import answers_of, query_states
 from streamd.server.engine.queue import RequestQueue
 from streamd.server.v1.schemas import ExplainedGroup
 from streamd.serving.following_graph import ServerGraph
@@ -82,11 +82,11 @@ class Explained:
         return LoadedVersion(manifest, answers, memory)
 
     def ask(self, *requests):
-        return answers_of(requests, moments_of(self.view, self.served, requests, Seen()))
+        return answers_of(requests, query_states(self.view, self.served, requests, Seen()))
 
-    def moment(self, request):
+    def state(self, request):
         """What a request is answered from: memory as its time sees it."""
-        return moments_of(self.view, self.served, [request], Seen())[0]
+        return query_states(self.view, self.served, [request], Seen())[0]
 
     def explain(self, src, dst, time_us=None, edge_set=0):
         answer, = self.ask(Explain(src, dst, time_us, edge_set))
@@ -124,26 +124,26 @@ def check(made, src, dst, time_us=None, edge_set=0):
 
     # Each group, removed by hand.
     ids = made.view.ids([src, dst])
-    moment = made.moment(Score(src, (dst,), time_us, edge_set))
-    row = made.view.facts.compute(ids[:1], np.array([moment.as_of_us]), ids[None, 1:], np.array([edge_set]))[0]
+    state = made.state(Score(src, (dst,), time_us, edge_set))
+    row = made.view.facts.compute(ids[:1], np.array([state.as_of_us]), ids[None, 1:], np.array([edge_set]))[0]
     for group in found.groups:
-        assert group.without == pytest.approx(removed(moment, group.name, row, ids, edge_set), abs=TOLERANCE), group.name
+        assert group.without == pytest.approx(removed(state, group.name, row, ids, edge_set), abs=TOLERANCE), group.name
     return found
 
 
-def removed(moment, name, row, ids, edge_set):
+def removed(state, name, row, ids, edge_set):
     """The score of a pair without a group, by what answers scores."""
     if name == "graph":
-        return float(moment.served.model.pair_logits(row)[0])
+        return float(state.served.model.pair_logits(row)[0])
     columns = next(group.columns for group in GROUPS if group.name == name)
     columns = [c + first for c in columns for first in ((0, NUM_FACTS) if row.shape[1] > NUM_FACTS else (0,))]
     row = row.copy()
-    if moment.served is None:
-        unknown = moment.view.facts.compute(np.array([-1]), np.array([0]), np.array([[-1]]), np.array([edge_set]))[0, 0]
+    if state.served is None:
+        unknown = state.view.facts.compute(np.array([-1]), np.array([0]), np.array([[-1]]), np.array([edge_set]))[0, 0]
         row[0, columns] = unknown[columns]
         return float(rule_scores(row)[0])
-    row[0, columns] = moment.served.model.mean_facts[columns]
-    return float(moment.served.scores(row, ids[:1], ids[1:], moment.view.live)[0])
+    row[0, columns] = state.served.model.mean_facts[columns]
+    return float(state.served.scores(row, ids[:1], ids[1:], state.view.live)[0])
 
 
 @quick
@@ -182,7 +182,7 @@ def test_neighbors_are_events_before_memorys_cut_with_their_weights(made):
         return
     name = made.settings.model.name
     assert found.weights == ("uniform" if name in ("sage", "gcn") else "attention")
-    cut = made.moment(Explain("n:3", "n:24")).served.memory.edge
+    cut = made.state(Explain("n:3", "n:24")).served.memory.edge
     for of, node in (("src", 3), ("dst", 24)):
         mine = [n for n in found.neighbors if n.of == of]
         events = [(int(v) if u == node else int(u), int(t)) for u, v, t in zip(src[:cut], dst[:cut], time[:cut], strict=True) if node in (u, v)]
@@ -201,7 +201,7 @@ def test_weights_that_are_not_finite_are_not_explained(several):
         return
     broken, asked = several.loaded(bias=float("nan")), [Explain(3, SetKey(1, 4))]
     with pytest.raises(NotFinite):
-        answers_of(asked, moments_of(several.view, broken, asked, Seen()))
+        answers_of(asked, query_states(several.view, broken, asked, Seen()))
 
 
 def test_the_page_has_every_group():

@@ -8,6 +8,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from streamd import __version__
 from streamd.server.app import create_app
 from streamd.server.engine.freshness import RATE_SECONDS, EventRate, Freshness
+from streamd.server.engine.status import EngineState
 from streamd.telemetry import metrics
 from tests.builders import settings
 from tests.server.world import World
@@ -76,7 +77,7 @@ def test_metrics_are_told_in_the_form_that_was_asked_for(tmp_path):
     build, = families["streamd_build_info"]
     assert build.labels == {"version": __version__, "python": platform.python_version(), "torch": torch.__version__}
     assert families["streamd_ready"][0].value == 0
-    state.engine.status.ready = True
+    state.engine.status.state = EngineState.READY
     assert "streamd_ready 1.0" in get("*/*").text
     packed = get("*/*", "gzip")
     assert packed.headers["content-encoding"] == "gzip" and "streamd_ready 1.0" in packed.text

@@ -217,9 +217,9 @@ def test_a_batch_has_sources_of_both_kinds_and_counts_the_new_ones_more(tgn):
 
 def test_a_search_of_all_nodes_takes_no_new_source(tgn):
     body = {"src": "new user", "context": [{"dst": "i:7", "features": ROW}]}
-    assert "exact scores all nodes between" in post(tgn, "/v1/recommend", body | {"exact": True}, 422)["detail"]
+    assert "exact runs between other requests" in post(tgn, "/v1/recommend", body | {"exact": True}, 422)["detail"]
     batch = {"requests": [body, {"src": "u:3", "exact": True}]}
-    assert "exact scores all nodes between" in post(tgn, "/v1/recommend/batch", batch, 422)["detail"]
+    assert "exact runs between other requests" in post(tgn, "/v1/recommend/batch", batch, 422)["detail"]
 
 
 def test_a_failure_amid_a_supposition_leaves_no_trace(tgn, monkeypatch):

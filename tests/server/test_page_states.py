@@ -16,7 +16,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from streamd.roles import TRIAL, folder_of, make_folder
-from streamd.server.engine.status import NextVersion
+from streamd.server.engine.status import EngineState, NextVersion
 from streamd.server.page.trend import RecentRefusals
 from streamd.server.page.trial_on_page import TrialOnPage
 from streamd.telemetry.heartbeat import HELD_STATE, Beat, Heartbeat
@@ -97,7 +97,7 @@ def no_data(scene):
 
 
 def rebuilding(scene):
-    scene.engine(ready=False, why="reading the log, 42 %, 42 of 100 edges", rebuild=Reading(done=42, total=100, share=0.42, rate=5.0, seconds_left=11.6))
+    scene.engine(state=EngineState.REBUILDING, why="reading the log, 42 %, 42 of 100 edges", rebuild=Reading(done=42, total=100, share=0.42, rate=5.0, seconds_left=11.6))
 
 
 def kafka_dead(scene):
@@ -127,7 +127,7 @@ def catching_up(scene):
 
 
 def refused(scene):
-    scene.page._trend.refusals = RecentRefusals(records=3000, letters=2204, error="user_id is missing")
+    scene.page._trend.refusals = RecentRefusals(num_records=3000, num_dead=2204, error="user_id is missing")
 
 
 STATES = [(well, "", "good"), (no_data, f"Kafka {BROKER} has no topic events", "bad"), (rebuilding, "", "bad"),

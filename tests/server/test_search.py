@@ -20,14 +20,14 @@ class Line:
     def __init__(self, monkeypatch, nodes=NODES):
         self.now, self.answered, self.refused, self.late, self.too_many, self.longest = 0.0, 0, 0, 0, [], 0.0
         candidates = SimpleNamespace(nodes_of=lambda _: np.arange(nodes), allows=lambda nodes, _: np.ones(len(nodes), bool))
-        self.moment = SimpleNamespace(view=SimpleNamespace(candidates=candidates, ids=lambda _: [0]))
+        self.state = SimpleNamespace(view=SimpleNamespace(candidates=candidates, ids=lambda _: [0]), served=None)
         self.searches = Searches(SimpleNamespace(max_candidates=LARGEST_SLICE, deadline_seconds=1.0))
         monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(search, "scores_of", self.scored)
         monkeypatch.setattr(search, "best_of", lambda *_: [0])
         monkeypatch.setattr(search, "make_recommendation", lambda *_: "the best")
 
-    def scored(self, moments, sources, parts, edge_sets):
+    def scored(self, states, sources, parts, edge_sets):
         took = NODE_SECONDS * sum(map(len, parts))
         self.now += took
         self.longest = max(self.longest, took)
@@ -45,7 +45,7 @@ class Line:
         request = SimpleNamespace(exclude_seen=False, src=0, edge_set=0)
         while self.now < until:
             while due <= self.now:
-                self.searches.begin([request], [self.moment], due + 1.0, self.done)
+                self.searches.begin([request], [self.state], due + 1.0, self.done)
                 due += 1 / a_second
             if self.searches:
                 self.searches.step()
@@ -77,12 +77,12 @@ def test_a_slice_takes_little_time_however_long_a_node_takes(monkeypatch):
 def test_more_nodes_than_there_is_time_for_are_refused_early_and_then_at_once(monkeypatch):
     line = Line(monkeypatch, nodes=5_000_000)
     request = SimpleNamespace(exclude_seen=False, src=0, edge_set=0)
-    line.searches.begin([request], [line.moment], 1.0, line.done)
+    line.searches.begin([request], [line.state], 1.0, line.done)
     while line.searches:
         line.searches.step()
     assert len(line.too_many) == 1 and line.now < 0.1, "not only at the deadline"
     begun = line.now
-    line.searches.begin([request], [line.moment], begun + 1.0, line.done)
+    line.searches.begin([request], [line.state], begun + 1.0, line.done)
     assert line.now == begun and len(line.too_many) == 2 and not line.searches
     assert line.too_many[1] == "exact: 5,000,000 nodes would take about 50 s, and server.deadline_seconds is 1; raise it, or ask without exact"
     assert (line.late, line.refused, line.answered) == (0, 0, 0)
@@ -101,11 +101,11 @@ def test_after_a_stall_searches_are_tried_again(monkeypatch):
 
 def test_recommendations_are_compared_with_exact_ones_for_a_small_share_of_the_time(monkeypatch):
     line = Line(monkeypatch)
-    line.moment.view.candidates.limit = 10
+    line.state.view.candidates.limit = 10
     request, answer = Recommend(src="n:1"), SimpleNamespace(dst=("n:2",))
     monkeypatch.setattr(search, "make_recommendation", lambda *_: answer)
     for _ in range(2_000):
-        line.searches.measure([request], [line.moment], [answer])
+        line.searches.measure([request], [line.state], [answer])
         line.now += 0.001
         searching = line.now
         while line.searches:

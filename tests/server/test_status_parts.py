@@ -11,10 +11,10 @@ from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, empty_batch
 from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
+from streamd.server.page.dead_letters import DeadLettersOnPage
 from streamd.server.page.headline import headline_of
-from streamd.server.page.letters import Letters
+from streamd.server.page.newest_events import newest_events
 from streamd.server.page.pulse import NUM_SAMPLES, Pulse, buckets_of, less, quantile
-from streamd.server.page.tap import newest_events
 from streamd.server.page.window_rows import edge_sets, window_row
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
@@ -176,8 +176,8 @@ def letter(reason, offset, value=b"{}"):
 
 
 def test_dead_letters_are_counted_by_reason_with_their_newest_example(tmp_path):
-    assert Letters(tmp_path).content() == []
-    store, letters = LocalDeadLetters(tmp_path / "deadletter", 1 << 20), Letters(tmp_path)
+    assert DeadLettersOnPage(tmp_path).content() == []
+    store, letters = LocalDeadLetters(tmp_path / "deadletter", 1 << 20), DeadLettersOnPage(tmp_path)
     for i in range(3):
         store.add(letter("bad_time", i))
     store.add(letter("late", 9, b"\xff" * 1000))

@@ -27,7 +27,7 @@ def found(beats=None, **more):
     """The troubles of a machine that is well but for what is named: (text, whether it is red)."""
     beats = {"ingest": beat(), "train": beat("train"), "serve": beat("serve")} | (beats or {})
     facts = {"now": NOW, "up_seconds": 100.0, "broker": BROKER, "version": "the rule", "next_version": None, "memory_behind": 0, "log_behind": 0,
-             "unlearned_seconds": None, "refusals": None} | more
+             "no_progress_seconds": None, "refusals": None} | more
     return [(trouble.text, trouble.is_bad) for trouble in find_troubles(MachineFacts(beats=beats, **facts))]
 
 
@@ -36,7 +36,7 @@ def test_a_machine_that_is_well_has_none_though_idle_or_busy_for_a_while():
     begins = {"ingest": beat(age=1, broker_age_seconds=40.0, broker_asked=False)}
     assert found(begins) == [], "the first question to Kafka is under way"
     busy = {"ingest": beat(age=30, broker_age_seconds=-25.0), "train": beat("train", "learning", age=55)}
-    assert found(busy, unlearned_seconds=170.0, memory_behind=9_999, refusals=RecentRefusals(records=10_000, letters=99, error="x")) == []
+    assert found(busy, no_progress_seconds=170.0, memory_behind=9_999, refusals=RecentRefusals(num_records=10_000, num_dead=99, error="x")) == []
 
 
 @pytest.mark.parametrize(("name", "given", "text", "is_bad"), [
@@ -73,21 +73,21 @@ def test_each_state_of_a_role_has_its_sentence(name, given, text, is_bad):
 
 
 @pytest.mark.parametrize(("more", "text", "is_bad"), [
-    ({"unlearned_seconds": 181.0}, "no training progress for 3 min", True),
+    ({"no_progress_seconds": 181.0}, "no training progress for 3 min", True),
     ({"memory_behind": 80_000}, "memory is 80,000 events behind", False),
     ({"log_behind": 12_345}, "answers are 12,345 events behind the log", False),
     ({"next_version": NextVersion("7-1", 0.129)}, "version 7-1 catches up, 12 %, the rule answers until then", False),
     ({"next_version": NextVersion(None, 0.0), "version": "version 7-1"}, "the rule catches up, 0 %, version 7-1 answers until then", False),
-    ({"refusals": RecentRefusals(records=3000, letters=1204, error="user_id is missing")}, "1,204 of 3,000 records refused: user_id is missing", False),
-    ({"refusals": RecentRefusals(records=3000, letters=2900, error="user_id is missing")}, "2,900 of 3,000 records refused: user_id is missing", True),
-    ({"refusals": RecentRefusals(records=10, letters=40, error="x")}, "40 of 10 events and records refused: x", True),
+    ({"refusals": RecentRefusals(num_records=3000, num_dead=1204, error="user_id is missing")}, "1,204 of 3,000 records refused: user_id is missing", False),
+    ({"refusals": RecentRefusals(num_records=3000, num_dead=2900, error="user_id is missing")}, "2,900 of 3,000 records refused: user_id is missing", True),
+    ({"refusals": RecentRefusals(num_records=10, num_dead=40, error="x")}, "40 of 10 events and records refused: x", True),
 ])
 def test_each_fact_has_its_sentence(more, text, is_bad):
     assert found(**more) == [(text, is_bad)]
 
 
 def test_what_is_dead_comes_before_what_is_late():
-    got = found({"train": None}, next_version=NextVersion("7-1", 0.5), refusals=RecentRefusals(records=100, letters=2, error="x"), memory_behind=80_000)
+    got = found({"train": None}, next_version=NextVersion("7-1", 0.5), refusals=RecentRefusals(num_records=100, num_dead=2, error="x"), memory_behind=80_000)
     assert [is_bad for _, is_bad in got] == [True, False, False, False] and got[0][0] == "train never ran"
     assert found({"train": None}, up_seconds=5.0) == [], "the roles start one after the other"
 
@@ -108,8 +108,8 @@ def test_a_window_that_waits_counts_while_the_trainer_gets_no_further(tmp_path):
 
     def after(seconds, **detail):
         clock.now += seconds
-        trend.look(None, beat("train", **detail))
-        return trend.unlearned_seconds
+        trend.read_heartbeats(None, beat("train", **detail))
+        return trend.no_progress_seconds
 
     assert after(0) is None, "it has said nothing yet"
     assert [after(0, edge=0), after(100, edge=0), after(100, edge=0)] == [0, 100, 200]
@@ -137,8 +137,8 @@ def test_refused_records_are_those_of_the_last_ten_minutes():
 
     def after(seconds, records, letters, reading):
         clock.now += seconds
-        trend.look(beat(records=records, dead_letters=letters, reading_seconds=reading, refused_mostly="user_id is missing"), None)
-        return trend.refusals and (trend.refusals.records, trend.refusals.letters)
+        trend.read_heartbeats(beat(records=records, dead_letters=letters, reading_seconds=reading, refused_mostly="user_id is missing"), None)
+        return trend.refusals and (trend.refusals.num_records, trend.refusals.num_dead)
 
     assert after(0, 3000, 1204, 30.0) == (3000, 1204), "what ingest read before the server looked counts too"
     assert after(60, 9000, 1204, 90.0) == (9000, 1204)
@@ -146,7 +146,7 @@ def test_refused_records_are_those_of_the_last_ten_minutes():
     assert after(60, 21_000, 1214, 850.0) == (1000, 10)
     assert after(5, 50, 50, 3.0) == (50, 50), "ingest was started again"
     old = Trend(lambda: None, HOUR, clock)
-    old.look(beat(records=10**6, dead_letters=5, reading_seconds=1e5, refused_mostly="x"), None)
+    old.read_heartbeats(beat(records=10**6, dead_letters=5, reading_seconds=1e5, refused_mostly="x"), None)
     assert old.refusals is None, "when ingest refused them is not known"
 
 

@@ -7,9 +7,9 @@ from typing import TypeVar
 import structlog
 
 from streamd.gpu import memory_for
-from streamd.server.engine.answers import answer_new_source, answers_of, moments_of
+from streamd.server.engine.answers import answer_new_source, answers_of, query_states
+from streamd.server.engine.filter_preparation import FilterPreparation
 from streamd.server.engine.log_follower import LogFollower
-from streamd.server.engine.preparing import Preparing
 from streamd.server.engine.queue import PendingBatch, RequestQueue
 from streamd.server.engine.search import Searches
 from streamd.server.engine.status import EngineStatus
@@ -39,9 +39,9 @@ class Answerer:
         self._queue = queue
         self._status = status
         self._searches = Searches(settings)
-        self._preparing = Preparing()
+        self._preparing = FilterPreparation()
         self._supposing: list[PendingBatch] = []
-        """Batches with supposed sources, which wait until the graph has the whole log."""
+        """Batches with new sources, which wait until the graph has the whole log."""
 
     def __bool__(self) -> bool:
         """Whether requests wait, or searches are in progress."""
@@ -68,10 +68,14 @@ class Answerer:
         self._search(follower)
 
     def _take(self, follower: LogFollower) -> list[list[PendingBatch]]:
-        """Take the batches of a pass from the queue: those to answer together, and each with
-        supposed sources alone, since it may be refused. Searches of all nodes are only started
-        here, since they take many slices; requests whose popular nodes are unknown yet wait in
-        `Preparing`, and supposed sources until the graph has the whole log."""
+        """Take the batches of a pass from the queue.
+
+        Returns: groups of batches. The first group is answered together; a batch with new sources
+        is a group of its own, since it may be refused. Three kinds of batches are in no group yet:
+        searches of all nodes, which are started here and take many slices; filters without a pool
+        of popular nodes, which wait in `FilterPreparation`; and new sources, until the graph has
+        the whole log.
+        """
         candidates = follower.view.candidates
         now = time.monotonic()
         batches = [one for one in self._supposing if one.deadline > now]
@@ -81,17 +85,17 @@ class Answerer:
             if searches := batch.searches:
                 arms = follower.arms
                 arms.count_fallbacks(searches)
-                moments = moments_of(
+                states = query_states(
                     follower.view, follower.served, searches, follower.seen, arms.by_arm
                 )
                 done = batch.done_with_trace(self._status.version)
-                self._searches.begin(searches, moments, batch.deadline, done)
+                self._searches.begin(searches, states, batch.deadline, done)
             elif all(candidates.is_ready_for(request) for request in batch.requests):
                 batches.append(batch)
             else:
                 self._preparing.add(batch)
 
-        # Batches with supposed sources.
+        # Batches with new sources.
         supposing = [batch for batch in batches if batch.supposes]
         if not follower.view.caught_up:
             self._supposing, supposing = supposing, []
@@ -99,19 +103,19 @@ class Answerer:
         return [group for group in (together, *([one] for one in supposing)) if group]
 
     def compute(self, follower: LogFollower, requests: list[Request]) -> list[Answer] | Exception:
-        """Answer requests with the version that serves, or with the rule if the version's output is
-        not finite. Returns: the answers in order, or an error for all of the requests."""
+        """Answer requests with the version that serves, or with the rule if the version computes
+        infinite or NaN values. Returns: the answers in order, or one error for all requests."""
 
         def answers() -> list[Answer]:
             plain = [r for r in requests if not supposes(r)]
-            moments = moments_of(
+            states = query_states(
                 follower.view, follower.served, plain, follower.seen, follower.arms.by_arm
             )
-            found = answers_of(plain, moments)
+            found = answers_of(plain, states)
             if self._status.ready:
-                self._searches.measure(plain, moments, found)
+                self._searches.measure(plain, states, found)
 
-            # Those with a source of their own, one after the other.
+            # Requests with new sources are answered one after the other.
             left = iter(found)
             return [answer_alone(r) if supposes(r) else next(left) for r in requests]
 
@@ -159,8 +163,8 @@ class Answerer:
     def _attempt(
         self, follower: LogFollower, work: str, compute: Callable[[], Result]
     ) -> Result | Exception:
-        """Compute a result. Returns: the error if the computation fails; it is logged. A version
-        with output that is not finite stops serving."""
+        """Compute a result. Returns: the result, or the error, which is logged. A version that
+        computes infinite or NaN values stops serving."""
         try:
             with memory_for(work):
                 return compute()

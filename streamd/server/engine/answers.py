@@ -30,12 +30,12 @@ from streamd.serving.supposition import supposing
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class QueryState:
     """The state from which an answer is computed.
 
     view: the server's graph. served: the version with its memory at the query's time, None for a
     rule. as_of_us: time of the query in microseconds, after every event in the graph. seen: the
-    position of the graph in the log. rule: its name, if no version answers.
+    position of the graph in the log. rule: name of the rule that answers if `served` is None.
     """
 
     view: ServerGraph
@@ -66,42 +66,42 @@ class Moment:
 NO_ARMS: Mapping[str, LoadedVersion] = {}
 
 
-def moments_of(
+def query_states(
     view: ServerGraph,
     served: LoadedVersion | None,
     requests: Sequence[Request],
     seen: Seen,
     arms: Mapping[str, LoadedVersion] = NO_ARMS,
-) -> list[Moment]:
-    """The moment of each request: at its own time, or now.
+) -> list[QueryState]:
+    """The state for each request, at its query time or now.
 
-    arms: arm -> its version; `served` answers in the others that no rule answers. If the query's
-    time closes a chunk, memory is updated with it for that query only.
+    If the query time closes a chunk, memory advances over it for that query only. arms: arm of a
+    trial -> its version; in other arms a rule or `served` answers.
     """
-    # The query's time is never before the newest event, which the graph already has.
-    asked = [(max(view.newest_us + 1, _time_of(r) or 0), _arm_of(r)) for r in requests]
-    # Requests with the same time and arm share a moment, and so a pass.
-    moments: dict[tuple[int, str], Moment] = {}
-    for t, arm in set(asked):
+    # A query time is after the newest event, since the graph cannot leave events out.
+    queries = [(max(view.newest_us + 1, _time_of(r) or 0), _arm_of(r)) for r in requests]
+    # Requests with the same time and arm share a state, and so one pass.
+    states: dict[tuple[int, str], QueryState] = {}
+    for t, arm in set(queries):
         if arm in RULES:
-            moments[t, arm] = Moment(view, None, t, seen, arm)
+            states[t, arm] = QueryState(view, None, t, seen, arm)
             continue
         one = arms.get(arm, served)
-        moments[t, arm] = Moment(view, one and one.ahead(view.log, view.edge, t), t, seen)
-    return [moments[one] for one in asked]
+        states[t, arm] = QueryState(view, one and one.ahead(view.log, view.edge, t), t, seen)
+    return [states[query] for query in queries]
 
 
 def answer_new_source(
     view: ServerGraph, served: LoadedVersion | None, request: Score | Recommend, seen: Seen
 ) -> Answer:
-    """Compute the answer to a request that supposes a source. Its position is that of the log,
-    without supposed events. Raises: NotFinite, KnownSource, NoContext."""
-    # Its position is read before the log has supposed events.
+    """Compute the answer to a request with a new source, as if its events were in the log. Raises:
+    NotFinite, KnownSource, NoContext."""
+    # The answer reports the position of the log without these events.
     edge, newest_us = view.edge, view.newest_us
     memory_edge = served.memory.edge if served else edge
     with supposing(view, served, request) as one:
-        moments = moments_of(view, one, [request], seen)
-        answer = answers_of([request], moments)[0]
+        states = query_states(view, one, [request], seen)
+        answer = answers_of([request], states)[0]
     return replace(answer, edge=edge, newest_us=newest_us, memory_edge=memory_edge)
 
 
@@ -115,40 +115,41 @@ def naming(served: LoadedVersion | None) -> Iterator[None]:
         raise
 
 
-def answers_of(requests: Sequence[Request], moments: Sequence[Moment]) -> list[Answer]:
-    """Compute answers by one version and by rules, in order. Raises: NotFinite.
+def answers_of(requests: Sequence[Request], states: Sequence[QueryState]) -> list[Answer]:
+    """Compute answers with versions and with rules, in order. Raises: NotFinite.
 
-    There is one pass for each cut of the memory that requests see, and for each rule.
+    There is one pass for each cut at which requests need the memory, and one for each rule.
     """
-    # Requests that see the same cut of the memory share one `served` object.
+    # Requests that need the memory at the same cut share one `served` object.
     answers: dict[int, Answer] = {}
-    for served, rule in {(id(m.served), m.rule): (m.served, m.rule) for m in moments}.values():
-        indices = [i for i, m in enumerate(moments) if m.served is served and m.rule == rule]
+    for served, rule in {(id(s.served), s.rule): (s.served, s.rule) for s in states}.values():
+        indices = [i for i, s in enumerate(states) if s.served is served and s.rule == rule]
         with naming(served):
-            group = _one_pass([requests[i] for i in indices], [moments[i] for i in indices])
+            group = _one_pass([requests[i] for i in indices], [states[i] for i in indices])
         answers.update(zip(indices, group, strict=True))
     return [answers[i] for i in range(len(requests))]
 
 
 def scores_of(
-    moments: Sequence[Moment], sources: Int64, targets: Sequence[Int64], edge_sets: Sequence[int]
+    states: Sequence[QueryState], sources: Int64, targets: Sequence[Int64], edge_sets: Sequence[int]
 ) -> list[Float32]:
-    """Score the targets of each source, by one version with its memory at one cut, or one rule.
+    """Score the targets of each source with one version, its memory at one cut, or with one rule.
 
-    sources: int64[S]. targets: S arrays of int64. edge_sets: number of each source's edge set.
-    Returns: S arrays of float32. Raises: NotFinite.
+    states: one for each source, all with the same version or rule. sources: int64[S] node ids.
+    targets: S arrays of int64 node ids. edge_sets: number of each source's edge set. Returns: S
+    arrays of float32, as long as those of `targets`. Raises: NotFinite.
     """
     if not len(targets):
         return []
-    view = moments[0].view
-    served = moments[0].served
+    view = states[0].view
+    served = states[0].served
 
-    # The facts of all pairs, each at its request's time.
+    # The facts of all pairs, each at the time of its query.
     counts = [len(d) for d in targets]
     rows = np.concatenate(
         [
             view.facts.compute(np.array([s]), np.array([m.as_of_us]), d[None], np.array([n]))[0]
-            for s, m, d, n in zip(sources, moments, targets, edge_sets, strict=True)
+            for s, m, d, n in zip(sources, states, targets, edge_sets, strict=True)
         ]
     )
 
@@ -156,7 +157,7 @@ def scores_of(
     if not len(rows):
         scores = np.zeros(0, np.float32)
     elif served is None:
-        scores = RULES[moments[0].rule](rows)
+        scores = RULES[states[0].rule](rows)
     else:
         scores = served.scores(rows, np.repeat(sources, counts), np.concatenate(targets), view.live)
         if not np.isfinite(scores).all():
@@ -164,30 +165,35 @@ def scores_of(
     return np.split(scores, np.cumsum(counts)[:-1])
 
 
-def best_of(moment: Moment, request: Recommend, pool: Int64, scores: Float32) -> Int64:
-    """Indices in a pool of the best `k` nodes within the request's diversity, best first; equal
-    scores are ordered by node id. The best of a pool are among the best of its parts."""
+def best_of(state: QueryState, request: Recommend, pool: Int64, scores: Float32) -> Int64:
+    """Select the best `k` nodes of a pool within the request's diversity.
+
+    pool: int64[P] node ids. scores: float32[P]. Returns: int64 indices in the pool, best first;
+    equal scores are ordered by node id. The best of a pool are among the best of its parts, so a
+    search may keep only these.
+    """
     best = np.lexsort((pool, -scores))
     if request.diversity is not None:
-        best = best[moment.view.candidates.diverse(request.diversity, pool[best])]
+        best = best[state.view.candidates.diverse(request.diversity, pool[best])]
     return best[: request.k]
 
 
 def make_recommendation(
-    moment: Moment, request: Recommend, source: int, pool: Int64, scores: Float32
+    state: QueryState, request: Recommend, source: int, pool: Int64, scores: Float32
 ) -> Answer:
-    """Make the answer of a recommendation: the best `k` nodes of a scored pool.
+    """Make the answer of a recommendation from a scored pool: its best `k` nodes, with reasons if
+    the request has them.
 
-    Equal scores are ordered by node id. Raises: NotFinite.
+    source: node id, or UNKNOWN. pool, scores: as in `best_of`. Raises: NotFinite.
     """
-    view = moment.view
-    best = best_of(moment, request, pool, scores)
+    view = state.view
+    best = best_of(state, request, pool, scores)
     nodes = pool[best]
     reasons: tuple[Reason | None, ...] = ()
     if request.reasons:
-        pairs = Pairs(source, nodes, request.edge_set, moment.as_of_us)
-        reasons = reasons_of(view, moment.served, pairs, scores[best], RULES[moment.rule])
-    return moment.answer(
+        pairs = Pairs(source, nodes, request.edge_set, state.as_of_us)
+        reasons = reasons_of(view, state.served, pairs, scores[best], RULES[state.rule])
+    return state.answer(
         source,
         dst=tuple(view.log.keys[node] for node in nodes),
         scores=tuple(scores[best].tolist()),
@@ -196,68 +202,68 @@ def make_recommendation(
     )
 
 
-def _one_pass(requests: list[Request], moments: list[Moment]) -> list[Answer]:
-    """Answer requests at moments with the same version and the same cut of its memory."""
-    view = moments[0].view
+def _one_pass(requests: list[Request], states: list[QueryState]) -> list[Answer]:
+    """Answer requests with one version, its memory at one cut, or with one rule."""
+    view = states[0].view
     sources = view.ids([_node_of(r) for r in requests])
 
-    # Score all pairs of all requests at once.
+    # Score the pairs of all requests in one call.
     targets = {
         i: _targets(m, r, int(sources[i]))
-        for i, (m, r) in enumerate(zip(moments, requests, strict=True))
+        for i, (m, r) in enumerate(zip(states, requests, strict=True))
         if isinstance(r, Score | Recommend)
     }
     asked = [r.edge_set for r in requests if isinstance(r, Score | Recommend)]
-    moments_asked = [moments[i] for i in targets]
-    found = scores_of(moments_asked, sources[list(targets)], [*targets.values()], asked)
+    scored_states = [states[i] for i in targets]
+    found = scores_of(scored_states, sources[list(targets)], [*targets.values()], asked)
     scores = dict(zip(targets, found, strict=True))
 
     # Make the answer of each request by its kind.
     answers = []
-    for i, (moment, request) in enumerate(zip(moments, requests, strict=True)):
+    for i, (state, request) in enumerate(zip(states, requests, strict=True)):
         source = int(sources[i])
         match request:
             case Score():
-                answers.append(_answer_score(moment, request, source, targets[i], scores[i]))
+                answers.append(_answer_score(state, request, source, targets[i], scores[i]))
             case Recommend():
-                answers.append(make_recommendation(moment, request, source, targets[i], scores[i]))
+                answers.append(make_recommendation(state, request, source, targets[i], scores[i]))
             case Similar():
-                answers.append(_answer_similar(moment, request, source))
+                answers.append(_answer_similar(state, request, source))
             case Embedding():
-                answers.append(_answer_embedding(moment, source))
+                answers.append(_answer_embedding(state, source))
             case Label():
-                answers.append(_answer_labels(moment, source, request.node))
+                answers.append(_answer_labels(state, source, request.node))
             case Explain():
-                answers.append(_answer_explanation(moment, request, source))
+                answers.append(_answer_explanation(state, request, source))
     return answers
 
 
-def _targets(moment: Moment, request: Score | Recommend, source: int) -> Int64:
-    view = moment.view
+def _targets(state: QueryState, request: Score | Recommend, source: int) -> Int64:
+    view = state.view
     if isinstance(request, Score):
         return view.ids(list(request.dst))
-    likely = view.candidates.likely(request, source, moment.served)
+    likely = view.candidates.likely(request, source, state.served)
     unseen = view.candidates.unseen
     return unseen(likely, source, request.edge_set) if request.exclude_seen else likely
 
 
 def _answer_score(
-    moment: Moment, request: Score, source: int, targets: Int64, scores: Float32
+    state: QueryState, request: Score, source: int, targets: Int64, scores: Float32
 ) -> Answer:
-    known = moment.view.facts.is_known(targets)
-    return moment.answer(
+    known = state.view.facts.is_known(targets)
+    return state.answer(
         source, dst=request.dst, scores=tuple(scores.tolist()), known=tuple(known.tolist())
     )
 
 
-def _answer_similar(moment: Moment, request: Similar, node: int) -> Answer:
+def _answer_similar(state: QueryState, request: Similar, node: int) -> Answer:
     """Make the answer with the nodes most similar to a given one. Equal ones are ordered by node
     id."""
-    view = moment.view
-    served = moment.served
+    view = state.view
+    served = state.served
     embedding: tuple[float, ...] = ()
 
-    # Partners need no model. Without embeddings, the answer has neither embedding nor nodes.
+    # Similarity by partners needs no model. A version without embeddings gives an empty answer.
     if request.by == "partners":
         nodes, scores = view.candidates.sharing_partners(node, request.edge_set)
         is_allowed = view.candidates.allows(nodes, request)
@@ -275,7 +281,7 @@ def _answer_similar(moment: Moment, request: Similar, node: int) -> Answer:
     if not (np.isfinite(scores).all() and np.isfinite(embedding).all()):
         raise NotFinite("an embedding is not finite")
     best = np.lexsort((nodes, -scores))[: request.k]
-    return moment.answer(
+    return state.answer(
         node,
         dst=tuple(view.log.keys[one] for one in nodes[best]),
         scores=tuple(scores[best].tolist()),
@@ -284,34 +290,34 @@ def _answer_similar(moment: Moment, request: Similar, node: int) -> Answer:
     )
 
 
-def _answer_embedding(moment: Moment, source: int) -> Answer:
-    if moment.served is None:
-        return moment.answer(source)
-    z = moment.served.embedding_of(source, moment.view.live).tolist()
+def _answer_embedding(state: QueryState, source: int) -> Answer:
+    if state.served is None:
+        return state.answer(source)
+    z = state.served.embedding_of(source, state.view.live).tolist()
     if not np.isfinite(z).all():
         raise NotFinite("an embedding is not finite")
-    return moment.answer(source, embedding=tuple(z))
+    return state.answer(source, embedding=tuple(z))
 
 
-def _answer_labels(moment: Moment, source: int, key: Key) -> Answer:
+def _answer_labels(state: QueryState, source: int, key: Key) -> Answer:
     # An unknown key also names its node set.
     node_set = key.node_set if isinstance(key, SetKey) else 0
-    served, live = moment.served, moment.view.live
+    served, live = state.served, state.view.live
     labels = None if served is None else served.labels(source, node_set, live)
     if labels is not None and not np.isfinite(labels).all():
         raise NotFinite("a label is not finite")
-    return moment.answer(source, labels=labels)
+    return state.answer(source, labels=labels)
 
 
-def _answer_explanation(moment: Moment, request: Explain, source: int) -> Answer:
-    target = moment.view.ids([request.dst])
-    pair = Pair(source, int(target[0]), request.edge_set, moment.as_of_us)
-    explanation = explain(moment.view, moment.served, pair)
-    return moment.answer(
+def _answer_explanation(state: QueryState, request: Explain, source: int) -> Answer:
+    target = state.view.ids([request.dst])
+    pair = Pair(source, int(target[0]), request.edge_set, state.as_of_us)
+    explanation = explain(state.view, state.served, pair)
+    return state.answer(
         source,
         dst=(request.dst,),
         scores=(explanation.score,),
-        known=tuple(moment.view.facts.is_known(target).tolist()),
+        known=tuple(state.view.facts.is_known(target).tolist()),
         explanation=explanation,
     )
 

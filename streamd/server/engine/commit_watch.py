@@ -12,17 +12,17 @@ import structlog
 
 logger = structlog.get_logger()
 MAX_NOTICES = 64 * 1024
-"""Bytes of notices that are read at once: thousands of commits."""
+"""Bytes read from inotify at once: notices of thousands of commits."""
 
 
 @contextmanager
 def watch_commits(data_dir: Path, on_commit: Callable[[], None]) -> Iterator[bool]:
     """Watch the file `published`, which each commit writes, in the running event loop.
 
-    It only shortens a wait. The engine polls the log in any case, since another machine's writes to
-    a shared file system give no notice.
+    A notice only shortens a pause of the engine. The engine polls the log in any case, since writes
+    of another machine to a shared file system give no notice.
 
-    on_commit: called after one or several commits. Yields: whether the system can watch; if not,
+    on_commit: called after one or more commits. Yields: whether the system gives notices; if not,
     the reason is logged.
     """
     try:
@@ -37,7 +37,7 @@ def watch_commits(data_dir: Path, on_commit: Callable[[], None]) -> Iterator[boo
         return
 
     def read() -> None:
-        # The content of a notice does not matter.
+        # Drain the notices; their content does not matter.
         os.read(notices.fileno(), MAX_NOTICES)
         on_commit()
 

@@ -1,6 +1,6 @@
-"""The conditions of a request: the position that its answer must include, and its maximum age.
+"""The conditions of a request on its answer: positions that it must include, and its maximum age.
 
-They are headers, since bodies of the Open Inference Protocol have no fields for them.
+They are HTTP headers, since bodies of the Open Inference Protocol have no fields for them.
 """
 
 import re
@@ -17,13 +17,13 @@ MAX_LAG = "streamd-max-lag"
 POSITION = "streamd-position"
 LAG = "streamd-lag-seconds"
 MAX_TOKENS = 256
-"""Maximum number of tokens of one request: more than the partitions that a producer usually writes
-to."""
+"""Maximum number of positions in one request: more than the partitions to which a producer usually
+writes."""
 INT64 = 2**63 - 1
 SHOWN_CHARACTERS = 80
-"""Characters of a token that an error repeats."""
-# A seq and an offset are 64-bit, so up to 19 digits. Kafka allows only these characters in a
-# topic's name.
+"""Maximum number of characters of a token in an error."""
+# Commit numbers and offsets have 64 bits, so at most 19 digits. Kafka allows only these characters
+# in the name of a topic.
 COMMIT = re.compile(r"([0-9]{1,19})\.([0-9]{1,19})")
 RECORD = re.compile(r"([A-Za-z0-9._-]{1,249}):([0-9]{1,10}):([0-9]{1,19})")
 SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
@@ -48,7 +48,7 @@ class CommitToken:
         return (state.term, state.seq) >= (self.term, self.seq)
 
     def check(self, state: LogState, topics: tuple[str, ...]) -> None:
-        """Accept every commit: it may still come."""
+        """Accept any commit: the log may reach it later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +65,15 @@ class RecordToken:
     def is_in(self, state: LogState) -> bool:
         """Whether a state of the log includes all events of the record.
 
-        Only records before the position's offset count. The record at that offset still has events
-        to come, and a later one in `ahead` may have further events that are held back.
+        Only records before the position's offset are complete. Events of the record at that offset
+        may not be in the log yet, nor those of a later record in `ahead`, which ingest holds back.
         """
         position = state.progress.positions.get(self.topic, {}).get(self.partition)
         return position is not None and self.offset < position.offset
 
     def check(self, state: LogState, topics: tuple[str, ...]) -> None:
-        """Refuse a topic or partition that the log does not read. topics: `kafka.topics`, which may
-        include topics that were not read yet. Raises: BadCondition."""
+        """Check that ingest reads the topic and partition. topics: `kafka.topics`, of which some
+        may not have been read yet. Raises: BadCondition."""
         partitions = state.progress.positions.get(self.topic)
         if partitions is None and self.topic not in topics:
             raise BadCondition(f"{AFTER}: this log does not read topic {self.topic}")
@@ -100,14 +100,15 @@ NONE = Conditions()
 
 def read_conditions(headers: Headers) -> Conditions:
     """Read the conditions in the headers of a request. Raises: BadCondition."""
-    # Most requests have none, and cost only two lookups.
+    # Most requests have none; for them this is two lookups.
     if AFTER not in headers and MAX_LAG not in headers:
         return NONE
     return Conditions(_tokens(headers.getlist(AFTER)), _seconds(headers.getlist(MAX_LAG)))
 
 
 def _tokens(values: list[str]) -> tuple[Token, ...]:
-    """The tokens of all headers of that name. Each may have several, separated by commas."""
+    """Parse the tokens of all headers `streamd-after`, each with one or more, separated by
+    commas."""
     texts = [text.strip(" \t") for value in values for text in value.split(",")]
     if len(texts) > MAX_TOKENS:
         raise BadCondition(f"{AFTER} has {len(texts)} positions, at most {MAX_TOKENS} are allowed")
@@ -127,7 +128,7 @@ def _token(text: str) -> Token:
             f"{AFTER}: {_quote(text)} is neither TERM.SEQ, the form of {POSITION}, "
             "nor TOPIC:PARTITION:OFFSET"
         )
-    # Python's integers have no bound, but the log's numbers do.
+    # The log's numbers have 64 bits; Python's integers have no bound.
     if largest > INT64:
         raise BadCondition(f"{AFTER}: a number in {_quote(text)} does not fit 64 bits")
     return token
@@ -142,7 +143,8 @@ def _seconds(values: list[str]) -> float | None:
 
 
 def _quote(text: str) -> str:
-    """A text for an error: shortened, and without control characters for a terminal."""
+    """A text for an error: shortened, and with control characters escaped, which could change a
+    terminal."""
     return ascii(text[:SHOWN_CHARACTERS]) + ("..." if len(text) > SHOWN_CHARACTERS else "")
 
 

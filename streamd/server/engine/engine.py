@@ -1,8 +1,8 @@
 """The engine follows the log and the versions, and answers requests in batches.
 
-No request waits for a swap of versions. The engine shares the event loop's thread with HTTP and
-lets HTTP run between two slices of work. In a thread of its own, each of its many small torch calls
-would release the GIL and wait to get it back: an answer that takes 0.8 ms here would take 4 ms.
+It shares the event loop's thread with HTTP, and lets HTTP run between two slices of work. In a
+separate thread, each of its many small torch calls would release the GIL and wait to get it back:
+an answer that takes 0.8 ms here would take 4 ms. No request waits for a swap of versions.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from streamd.server.engine.freshness import EventRate
 from streamd.server.engine.log_follower import LogFollower
 from streamd.server.engine.pace import let_http_run
 from streamd.server.engine.queue import RequestQueue
-from streamd.server.engine.recent_activity import Around, look_around
-from streamd.server.engine.status import EngineStatus
+from streamd.server.engine.recent_activity import Activity, read_activity
+from streamd.server.engine.status import EngineState, EngineStatus
 from streamd.server.engine.waiting import WaitingRequests
 from streamd.server.engine.warm_up import warm_up_requests
 from streamd.serving.following_graph import ServerGraph
@@ -42,17 +42,17 @@ from streamd.telemetry.heartbeat import Heartbeat
 logger = structlog.get_logger()
 T = TypeVar("T")
 POLL_SECONDS = 0.01
-"""Pause without requests if commits give no notice: for this long answers may miss a commit."""
+"""Pause without requests if commits give no notice: answers may lack a commit for this long."""
 WATCHED_SECONDS = 0.05
-"""The same if commits give notice. Other work, such as loading a new version, waits this long at
-most."""
-LOOK_SECONDS = 0.2
-"""Interval of heartbeats while another thread prepares."""
+"""The same if commits give notice. Other work, such as loading a new version, waits at most this
+long."""
+HEARTBEAT_SECONDS = 0.2
+"""Interval of heartbeats while another thread compiles kernels or opens the log."""
 
 
 class Engine:
-    """Owns the queue of requests, and the follower of the log once the log exists, in the thread of
-    `run`'s event loop."""
+    """Owns the queue of requests and, once the log exists, the log follower. Owner: the thread of
+    the event loop in which `run` runs."""
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class Engine:
         on_failure: Callable[[], None] = lambda: None,
         prepare: Callable[[], None] | None = None,
     ) -> None:
-        """topics: Kafka topics with events. on_schema: called with the log's schema whenever a new
-        graph starts to answer. on_failure: called if the task of `start` ends by an error, so that
-        the process can end. prepare: called in another thread before the log is opened, for example
-        to compile kernels; meanwhile health checks and the status page are answered."""
+        """topics: Kafka topics with events. on_schema: called with the log's schema before a new
+        graph answers. on_failure: called if the task of `start` fails, so that the process ends.
+        prepare: compiles the kernels; called in another thread before the log is opened, so that
+        health checks and the status page are answered meanwhile."""
         # Settings, the parts that it reads, and callbacks.
         self._settings = settings
         self._deadline_seconds = server.deadline_seconds
@@ -125,20 +125,20 @@ class Engine:
         records of Kafka."""
         return None if self._follower is None else self._follower.seen.lag_seconds(time.time())
 
-    def around(self, node: Key, edge_set: int) -> tuple[int, Callable[[], Around]]:
+    def around(self, node: Key, edge_set: int) -> tuple[int, Callable[[], Activity]]:
         """The number of events in the graph, and a function that reads the recent activity around a
         node. Raises: NotReady."""
         view = self._view
         if view is None or not self.status.ready:
             raise NotReady(self.status.why)
-        return view.edge, lambda: look_around(view, node, edge_set)
+        return view.edge, lambda: read_activity(view, node, edge_set)
 
     def end_waits(self) -> None:
         """Refuse all requests that wait for a commit, now and later, because the server ends."""
         self._waiting.end()
 
     def stop(self) -> None:
-        """Let `run` answer the waiting requests, then end."""
+        """Ask `run` to answer the waiting requests and then end."""
         self._stopping = True
         self._queue.wake()
 
@@ -160,11 +160,11 @@ class Engine:
     ) -> list[Answer]:
         """Queue requests that one version must answer, and wait for the answers, in order.
 
-        1. Wait until the view includes the positions of the conditions, outside of the queue, so
-           that the wait delays no other request.
+        1. Wait until the graph includes the positions of the conditions. A wait in the queue would
+           delay other requests.
         2. Queue the requests and wait for the answers, within the same deadline.
-        3. Check the answers' age by the position from which they were computed: a check before them
-           could pass and the answers still be too old.
+        3. Check the age of the answers by the position from which they were computed: after a check
+           in advance, they could still be too old.
 
         Raises: Overloaded, NotReady, TimeoutError, BadCondition, NotReached, TooOld.
         """
@@ -195,8 +195,8 @@ class Engine:
     # The loop
 
     def start(self) -> asyncio.Task[None]:
-        """Run in a task of its own. Its error ends the process, since no request can be answered
-        any more; the process is then restarted."""
+        """Start `run` as a task. If it fails, no request can be answered any more, so the process
+        ends, and the supervisor restarts it."""
 
         def report(task: asyncio.Task[None]) -> None:
             if task.cancelled() or (error := task.exception()) is None:
@@ -212,12 +212,12 @@ class Engine:
     async def run(self) -> None:
         """Follow the log and the versions, and answer requests, until `stop`."""
         if self._prepare is not None:
-            await self._wait_for(self._prepare)
+            await self._prepare_kernels(self._prepare)
         follower = await self._wait_for_log()
         if follower is None:
             return
 
-        # Follow and answer by turns; HTTP runs in between.
+        # Follow the log and answer in turns; HTTP runs in between.
         with watch_commits(self._settings.paths.log, self._queue.wake) as is_watched:
             pause = WATCHED_SECONDS if is_watched else POLL_SECONDS
             while not self._stopping or self._answerer:
@@ -225,31 +225,32 @@ class Engine:
                 await let_http_run()
                 self._answerer.step(follower)
                 await let_http_run()
-                await self._queue.rest(0.0 if is_busy or self._answerer else pause)
+                await self._queue.wait(0.0 if is_busy or self._answerer else pause)
 
-    async def _wait_for(self, prepare: Callable[[], None]) -> None:
-        """Load or compile the kernels in another thread."""
-        self.status.why = compile_notice() or "loading kernels"
-        self._beat.touch("preparing")
+    async def _prepare_kernels(self, prepare: Callable[[], None]) -> None:
+        """Compile or load the kernels in another thread."""
+        self.status.transition(EngineState.PREPARING, compile_notice() or "loading kernels")
+        self._beat.touch(self.status.state)
         await self._in_thread(prepare)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Call a function in another thread, and write heartbeats until it returns."""
         task = asyncio.create_task(asyncio.to_thread(work))
-        while not (await asyncio.wait([task], timeout=LOOK_SECONDS))[0]:
+        while not (await asyncio.wait([task], timeout=HEARTBEAT_SECONDS))[0]:
             self.status.beat = time.monotonic()
-            self._beat.touch("preparing")
+            self._beat.touch(self.status.state)
         return await task
 
     async def _wait_for_log(self) -> LogFollower | None:
         """Wait until ingest has created the log, and open it. Returns: None if `stop` was called
-        before."""
+        first."""
+        self.status.transition(EngineState.PREPARING, self.status.why)
         while not self._stopping:
             self._follower = await self._in_thread(self._open)
             if self._follower is not None:
                 self._on_schema(self._follower.view.log.state.schema)
                 return self._follower
-            await self._queue.rest(POLL_SECONDS)
+            await self._queue.wait(POLL_SECONDS)
         return None
 
     def _open(self) -> LogFollower | None:
@@ -257,29 +258,29 @@ class Engine:
         Returns: None before the log exists."""
         reader = LogReader.open(self._settings.paths.log)
         if reader is None:
-            self.status.why = "waiting for ingest to make the log"
-            self._beat.touch("waiting")
+            self.status.transition(EngineState.WAITING, "waiting for ingest to make the log")
+            self._beat.touch(self.status.state)
             return None
-        self.status.why = "opening the log and its stored facts"
+        self.status.transition(EngineState.PREPARING, "opening the log and its stored facts")
         return LogFollower(self._settings, self._registry, reader, self.status)
 
     @memory_for("following the log")
     def _follow(self, follower: LogFollower) -> bool:
-        """Do one slice of all work except answering. Returns: whether the next slice should follow
-        at once.
+        """Do one slice of all work except answering. Returns: whether there is more work, so that
+        the next slice should not wait.
 
-        It does not await, so the schema of a new graph is in use before HTTP parses the next
-        request.
+        It does not await: HTTP would otherwise parse a request by the schema of the old graph after
+        a new graph is in use.
         """
         self.status.beat = time.monotonic()
 
-        # Log and versions; the graph of another version may have another schema.
+        # The log and the versions. Another version may come with a graph of another schema.
         view = follower.view
         is_busy = follower.step()
         if follower.view is not view:
             self._on_schema(follower.view.log.state.schema)
 
-        # Release requests that wait for a position which the view includes now.
+        # Release requests that wait for a position which the graph includes now.
         if self._waiting:
             self._waiting.release(follower.view.included)
         if not self.status.ready:
@@ -294,19 +295,20 @@ class Engine:
         """Become ready once the log and the version have caught up. The server stays ready unless
         `run` fails."""
         status = self.status
+        if status.state is EngineState.PREPARING:
+            status.transition(EngineState.REBUILDING, "reading the log")
         if not follower.has_caught_up:
             status.rebuild = follower.progress()
             status.why = f"reading the log, {status.rebuild.text('edges')}"
             return
 
-        # The first answer of each kind is slow, so no client gets it.
+        # The first answer of each kind is slow: compute it before a client asks.
         self._answerer.compute(follower, warm_up_requests(follower.view))
-        status.ready = True
-        status.why = "answering"
+        status.transition(EngineState.READY, "answering")
         status.rebuild = None
         metrics.rebuild_ratio.set(1)
-        # Exclude the objects that live as long as the server from garbage collection: a full
-        # collection takes 0.2 s, in which nothing is answered.
+        # Exclude the present objects from garbage collection, since they live as long as the
+        # server: a full collection would stop all answers for 0.2 s.
         gc.freeze()
         logger.info("server_ready", edges=follower.view.edge, version=status.version)
 
@@ -330,7 +332,7 @@ class Engine:
         metrics.complete_until.set(math.nan if until is None else until)
         metrics.memory_bytes.set(follower.memory_bytes)
         self._beat.touch(
-            "ready" if status.ready else "rebuilding",
+            status.state,
             edges=view.edge,
             version=status.version,
             newest=view.newest_us,

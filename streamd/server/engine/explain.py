@@ -1,9 +1,9 @@
-"""Explains a score: the exact Shapley shares of groups of facts and of the graph, and the sampled
+"""Explains a score: the exact Shapley values of groups of facts and of the graph, and the sampled
 neighbors.
 
-In the cooperative game, v(S) is the score with all groups outside S at their baseline. A version's
-baseline of a fact is its mean over the training data, which is 0 once standardized; the graph's
-baseline is to add nothing. The rule's baseline is a pair of unknown nodes.
+In the cooperative game, v(S) is the score with all groups outside S at their baseline. For a
+version, the baseline of a fact is its mean over the training data, which is 0 once standardized,
+and the baseline of the graph is 0. For the rule, the baseline is a pair of unknown nodes.
 """
 
 from collections.abc import Callable
@@ -30,14 +30,14 @@ from streamd.serving.requests import (
 GRAPH = "graph"
 """The group of the graph's contribution."""
 CANDIDATE_GROUPS = tuple(group for group in GROUPS if group.name != "source")
-"""The groups that differ between the candidates of one source."""
+"""The groups that differ among the candidates of one source."""
 GRAPH_WORDS = "the match of both embeddings: neighbors, memory and features of the two nodes"
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The pair to explain. src, dst: node ids, or UNKNOWN. edge_set: its number. time_us: time of
-    the query."""
+    """The pair to explain. src, dst: node ids, or UNKNOWN. edge_set: its number. time_us: of the
+    query, microseconds."""
 
     src: int
     dst: int
@@ -47,8 +47,8 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Pairs of one source to explain in short. dst_K: int64[K]. The other fields are as in
-    `Pair`."""
+    """Pairs of one source, each to get one reason. dst_K: int64[K] node ids. The other fields are
+    as in `Pair`."""
 
     src: int
     dst_K: Int64
@@ -71,7 +71,7 @@ def explain(view: ServerGraph, served: LoadedVersion | None, pair: Pair) -> Expl
         score = float(served.scores(facts_F[None], *ends, view.live)[0])
         rows = _coalition_rows(facts_F, served.mean_facts)
         value_S = served.pair_logits(rows).astype(np.float64)
-        # To facts of a new destination it adds the score by features.
+        # For a new destination the graph's part is its score by features.
         residual_S = served.residual(rows, *ends, view.live)
         if residual_S is not None:
             value_S = np.concatenate([value_S, value_S + residual_S])
@@ -98,11 +98,14 @@ def reasons_of(
     score_K: Float32,
     rule: Callable[[Float32], Float32],
 ) -> tuple[Reason | None, ...]:
-    """The group that adds most to the score of each pair: K of them, None if none adds anything.
-    served: None for the rule. rule: its scores. Raises: NotFinite.
+    """Find the group that adds most to the score of each pair.
 
-    A group adds the difference between the score and the score with the group alone at its
-    baseline: this takes 8 scores for each pair, while Shapley shares take 512.
+    A group adds the difference between the score and the score with this group alone at its
+    baseline. This takes 8 scores for each pair; Shapley values would take 512.
+
+    served: None for the rule. score_K: float32[K], the scores of the pairs. rule: maps rows of
+    facts to scores. Returns: K reasons, None for a pair to which no group adds anything. Raises:
+    NotFinite.
     """
     if not len(pairs.dst_K):
         return ()
@@ -113,7 +116,7 @@ def reasons_of(
         baseline_F = _facts(view, UNKNOWN, UNKNOWN, Pair(0, 0, pairs.edge_set, pairs.time_us))
         value_GK = _without_each(facts_KF, baseline_F, rule)
     else:
-        # The graph's part is kept, and may depend on facts too.
+        # The graph's part keeps its value, though it may depend on facts too.
         version, times = served, 1 + len(CANDIDATE_GROUPS)
         ends = np.full(times * len(facts_KF), pairs.src), np.tile(pairs.dst_K, times)
         value_GK = _without_each(
@@ -121,7 +124,7 @@ def reasons_of(
         )
     adds_GK = value_GK[0] - value_GK[1:]
 
-    # The graph adds the part of the score that the facts alone do not.
+    # The graph adds the difference to the score of the facts alone.
     names = [group.name for group in CANDIDATE_GROUPS]
     if served is not None and served.has_embeddings:
         of_graph_K = score_K - served.pair_logits(facts_KF)
@@ -142,8 +145,8 @@ def reasons_of(
 def _without_each(
     facts_KF: Float32, baseline_F: Float32, value: Callable[[Float32], Float32]
 ) -> Float32:
-    """The value of each pair, then with each of CANDIDATE_GROUPS at its baseline: float32[1 +
-    groups, K]."""
+    """The values of the pairs, then their values with each of CANDIDATE_GROUPS at its baseline:
+    float32[1 + groups, K]."""
     rows_GKF = np.repeat(facts_KF[None], 1 + len(CANDIDATE_GROUPS), 0)
     for number, group in enumerate(CANDIDATE_GROUPS, 1):
         for first in _blocks(baseline_F):
@@ -177,14 +180,15 @@ def _coalition_rows(facts_F: Float32, baseline_F: Float32) -> Float32:
 
 
 def _blocks(facts_F: Float32) -> tuple[int, ...]:
-    """The first column of each block of facts in a row: one block for the edge set of the query,
-    and with several edge sets a second one for all sets together."""
+    """The first column of each block of facts in a row. There is one block, for the edge set of the
+    query; with several edge sets a second one, for all sets together."""
     return (0,) if len(facts_F) == NUM_FACTS else (0, NUM_FACTS)
 
 
 def _groups(facts_F: Float32, value_S: Float64, has_graph: bool) -> tuple[Group, ...]:
     """The groups with their shares, the largest absolute share first."""
     shares = shapley_shares(value_S)
+    # The coalition of all groups; without one group its bit is 0.
     everyone = len(value_S) - 1
     groups = [
         Group(
@@ -218,8 +222,7 @@ def _neighbors(
     their weights."""
     roots = np.unique([pair.src, pair.dst])
     around, weights = served.looked_at(roots, view.live)
-    # If hops are windows of time (DySAT), all of them have the same roots; otherwise deeper hops
-    # have other roots.
+    # Hops that are time windows (DySAT) all have the two roots; otherwise only the first hop does.
     hops = around.hops if around.windows else around.hops[:1]
     found = []
     for of, end in (("src", pair.src), ("dst", pair.dst)):

@@ -6,8 +6,8 @@ from collections import deque
 from streamd.telemetry import metrics
 
 RATE_SECONDS = 10
-"""Period of the rate. Long enough that one event every few seconds does not appear as 0, short
-enough to follow by eye."""
+"""Period of the rate: with a shorter one, a stream of one event every few seconds would often show
+a rate of 0; with a longer one, the figure on the page would lag."""
 
 
 class EventRate:

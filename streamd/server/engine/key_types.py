@@ -1,4 +1,4 @@
-"""The types of the log's keys: the text "5" and the integer 5 are two nodes."""
+"""The types of the log's keys: the text "5" and the integer 5 are different nodes."""
 
 import asyncio
 from collections.abc import Container, Iterable, Sequence
@@ -11,7 +11,7 @@ SLICE_KEYS = 20_000
 
 
 class KeyTypes:
-    """Finds out whether the keys of each node set are texts, integers or both. Owner: the server's
+    """Records whether the keys of each node set are texts, integers or both. Owner: the server's
     state."""
 
     def __init__(self) -> None:
@@ -37,15 +37,15 @@ class KeyTypes:
         return {kind for number, kind in self._found if number in node_sets}
 
 
-def hint_of(ids: Container[Key], asked: Iterable[Key]) -> str:
-    """A hint that a key is unknown while the key of the other type is known; empty if there is
-    none.
+def hint_of(ids: Container[Key], requested: Iterable[Key]) -> str:
+    """A hint that a key may have the wrong type: it is unknown, and the same key of the other type
+    is known. Empty if all keys are known, or none has such a counterpart.
 
-    ids: keys of all nodes. asked: keys of a request.
+    ids: keys of all nodes. requested: keys of a request.
     """
-    for key in asked:
+    for key in requested:
         number, own = split_key(key)
-        # No hint for a known key, nor for one that is unknown in both types.
+        # No hint for a known key, nor for a key that is unknown in both types.
         other = _same_text_of_other_type(own)
         if other is None or key in ids or in_set(number, other) not in ids:
             continue

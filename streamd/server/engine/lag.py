@@ -1,5 +1,5 @@
-"""Measures the time up to which answers include all records of Kafka, from ingest's report and the
-view's position."""
+"""Measures the time up to which answers include all records of Kafka, from the reports of ingest
+and the position of the server's graph in the log."""
 
 import json
 import time
@@ -11,103 +11,111 @@ from streamd.eventlog.journal.journal import LogState
 from streamd.roles import ENDS, FOLLOW, folder_of
 from streamd.telemetry.heartbeat import leads_here, read_beat
 
-LOOK_SECONDS = 0.2
-"""Interval at which the report of ingest is read, which is written as often. Each read opens a
-file."""
+REPORT_SECONDS = 0.2
+"""Interval at which the server reads the report of ingest; ingest writes it as often. Each read
+opens a file."""
 MAX_PENDING = 256
-"""Maximum number of reports that are kept until the view has the records that ingest reported."""
-ANSWERS_SECONDS = 10.0
-"""Ingest asks the broker every five seconds. A broker that has not answered for twice as long is
-unreachable, and the end offsets that ingest knows are as old as its last answer."""
+"""Maximum number of reports in memory."""
+BROKER_SECONDS = 10.0
+"""Twice the interval at which ingest asks the broker for end offsets. A broker that has not
+answered for longer is unreachable, and the known end offsets are as old as its last answer."""
 
 
-Ends = dict[str, dict[str, int]]
+EndOffsets = dict[str, dict[str, int]]
 """Topic -> partition -> end offset, of the partitions with more to read."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """A report of ingest. at: monotonic time at which it was read. known_at: wall time up to which
-    ingest knew the contents of Kafka. ends: the end offsets of partitions with more to read."""
+class _Report:
+    """A report of ingest.
 
-    at: float
+    read_at: monotonic seconds at which it was read. known_at: wall time up to which ingest knew the
+    end offsets of Kafka. end_offsets: of the partitions with records that were not committed.
+    """
+
+    read_at: float
     known_at: float
-    ends: Ends
+    end_offsets: EndOffsets
 
     def is_in(self, state: LogState) -> bool:
         """Whether a state of the log has all partitions up to the end offsets."""
         positions = state.progress.positions
         return all(
             int(number) in (parts := positions.get(topic, {})) and parts[int(number)].offset >= end
-            for topic, ends in self.ends.items()
-            for number, end in ends.items()
+            for topic, end_offsets in self.end_offsets.items()
+            for number, end in end_offsets.items()
         )
 
 
 class Completeness:
-    """Finds the newest time up to which the view has all records of Kafka. Owner: the engine.
+    """Finds the newest time up to which the graph has all records of Kafka. Owner: the engine.
 
-    A report of ingest has a time, and the end offsets of the partitions that had more records than
-    were committed by then. All other records were committed before, so a view that read the log
-    after the report has them. The reported ones are in the view once the log's positions reach the
-    end offsets. until: that time as wall time in seconds; None while unknown, for example before
-    the server has caught up once.
+    A report of ingest has a time, and the end offsets of the partitions with records that were not
+    committed then. A graph that read the log after the report has all other records. It has these
+    too once the log's positions reach the end offsets.
+
+    until: that time, wall seconds; None while unknown, such as before the server has caught up.
     """
 
     def __init__(self, data_dir: Path, follows: bool = False) -> None:
-        """follows: whether this machine may follow another one's log; unless it leads, the report
-        of the follower replaces that of ingest."""
+        """follows: whether this machine may be a follower: while it does not lead, the follower
+        writes the report instead of ingest."""
         self._data_dir = data_dir
         self._follows = follows
-        self._looked_at = -LOOK_SECONDS
-        self._pending: deque[_Look] = deque()
-        """Reports whose end offsets the view has not reached, oldest first."""
+        self._read_at = -REPORT_SECONDS
+        self._pending: deque[_Report] = deque()
+        """Reports with end offsets that the graph has not reached, oldest first."""
         self.until: float | None = None
 
-    def look(self, now: float) -> None:
-        """Read the report of ingest, at most every LOOK_SECONDS. now: monotonic seconds."""
-        if now - self._looked_at < LOOK_SECONDS:
+    def read_report(self, now: float) -> None:
+        """Read the report of ingest, at most every REPORT_SECONDS. now: monotonic seconds."""
+        if now - self._read_at < REPORT_SECONDS:
             return
-        self._looked_at = now
+        self._read_at = now
         if self._follows and not leads_here(self._data_dir):
-            known_at, ends = self._of_follower()
+            known_at, end_offsets = self._of_follower()
         else:
-            known_at, ends = self._of_ingest()
-        if ends is None:
-            # Without a report, for example while no broker answers, nothing new is known.
+            known_at, end_offsets = self._of_ingest()
+        if end_offsets is None:
+            # There is no report yet, or no broker answers.
             return
-        self._pending.append(_Look(now, known_at, ends))
+        self._pending.append(_Report(now, known_at, end_offsets))
 
-        # Half of them is enough.
+        # With too many reports, every other one gives a coarser time.
         if len(self._pending) > MAX_PENDING:
             self._pending = deque(list(self._pending)[::2])
 
-    def _of_follower(self) -> tuple[float, Ends | None]:
+    def _of_follower(self) -> tuple[float, EndOffsets | None]:
         """Wall time at which the follower last asked Kafka, and the end offsets that the log had
-        not reached then."""
+        not reached then; None without a report."""
         try:
-            said = json.loads((folder_of(self._data_dir, FOLLOW) / ENDS).read_bytes())
+            report = json.loads((folder_of(self._data_dir, FOLLOW) / ENDS).read_bytes())
         except (OSError, ValueError):
             return 0.0, None
-        return float(said["time"]), said["behind"]
+        return float(report["time"]), report["behind"]
 
-    def _of_ingest(self) -> tuple[float, Ends | None]:
-        """Wall time up to which ingest knew the contents of Kafka, and the end offsets that the log
-        had not reached then."""
+    def _of_ingest(self) -> tuple[float, EndOffsets | None]:
+        """Wall time up to which ingest knew the end offsets of Kafka, and those that the log had
+        not reached then; None without a report."""
         beat = read_beat(self._data_dir, "ingest")
         if beat is None or "behind" not in beat.detail:
             return 0.0, None
         away = float(beat.detail["broker_age_seconds"])
-        # A broker that answers keeps the report current; otherwise the report is as old as the last
-        # answer.
-        age = beat.age_seconds + (away if away > ANSWERS_SECONDS else 0.0)
+        # While the broker answers, the report is as new as the heartbeat; otherwise it is as old as
+        # the broker's last answer.
+        age = beat.age_seconds + (away if away > BROKER_SECONDS else 0.0)
         return time.time() - age, beat.detail["behind"]
 
     def advance(self, state: LogState, looked_at: float) -> None:
-        """Advance `until` by a state of the log that the view has completely.
+        """Advance `until` to the newest report with end offsets that the log has reached.
 
-        looked_at: monotonic time at which the log had no newer commit than that state.
+        state: of the log; the graph has all of it. looked_at: monotonic seconds at which the log
+        had no newer commit.
         """
-        while self._pending and self._pending[0].at <= looked_at and self._pending[0].is_in(state):
+        while (
+            self._pending
+            and self._pending[0].read_at <= looked_at
+            and self._pending[0].is_in(state)
+        ):
             known_at = self._pending.popleft().known_at
             self.until = known_at if self.until is None else max(self.until, known_at)

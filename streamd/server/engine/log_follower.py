@@ -21,11 +21,11 @@ from streamd.telemetry import metrics
 from streamd.telemetry.progress import Reading
 
 SLOW_SECONDS = 5.0
-"""A version that loads or catches up for less is not reported: there is one after each window."""
+"""A version that loads and catches up faster is not reported, since each window brings one."""
 COVER_SECONDS = 0.002
 """Time of one step of the search for popular nodes, while requests wait."""
 KEEP_SECONDS = 1.0
-"""Interval of the checks for data to store: each reads the compaction request."""
+"""Interval of the checks whether data must be stored: each reads the compaction request."""
 
 
 class LogFollower:
@@ -33,7 +33,7 @@ class LogFollower:
     engine.
 
     view: the graph that answers. served: the version that serves, None for the rule. arms: versions
-    of the trial's arms. seen: the position.
+    of the trial's arms. seen: the position in the log that answers report.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class LogFollower:
         reader: LogReader,
         status: EngineStatus,
     ) -> None:
-        """Load the stored facts, which can take seconds. status: receives the name of the version
-        that serves."""
+        """Load the stored facts, which can take seconds. status: gets the name of the version that
+        serves."""
 
         def make_view(reader: LogReader, model: ModelSettings) -> ServerGraph:
             return ServerGraph(settings, reader, model)
@@ -60,7 +60,7 @@ class LogFollower:
         memory_edge = None if manifest is None else self.view.retention.memory_edge(manifest)
         self._rebuild = Rebuild(memory_edge)
 
-        # The position that answers report, and the division of time.
+        # The position that answers report, and the division of time between log and answers.
         self._complete = Completeness(settings.paths.log, settings.follows)
         self._freshness = Freshness()
         self._pace = Pace()
@@ -73,7 +73,7 @@ class LogFollower:
 
     @property
     def memory_edge(self) -> int:
-        """Event id up to which the memory has advanced."""
+        """Event id up to which the memory has advanced; the graph's without a version."""
         return self.view.edge if self.served is None else self.served.memory.edge
 
     @property
@@ -120,8 +120,8 @@ class LogFollower:
         """Do one slice. Returns: whether events were read or a version catches up, so that the next
         slice should follow at once.
 
-        1. Read the report of ingest before the log, so that the view becomes newer than the report.
-           In the other order, the report would count one step later.
+        1. Read the report of ingest before the log, so that the graph becomes newer than the
+           report. In the other order, the report would have an effect only one step later.
         2. Follow the log.
         3. Advance the next version, and swap it in once it is ready. No request is computed
            meanwhile, so none sees half a swap.
@@ -129,7 +129,7 @@ class LogFollower:
            the old graph's position.
         """
         # 1. Read the report of ingest.
-        self._complete.look(time.monotonic())
+        self._complete.read_report(time.monotonic())
         until = self._pace.begin(self._status.ready)
         # 2. Follow the log.
         is_behind = self._follow_log(until)
@@ -142,10 +142,10 @@ class LogFollower:
         return is_busy
 
     def _follow_log(self, until: float) -> bool:
-        """Add new events of the log to the graph, then update memory with closed chunks, until the
-        time is up. until: monotonic seconds. Returns: whether work is left."""
-        # The graph gets half of the time, so that a fast-growing log leaves time for the memory.
-        # While another version catches up, both together get half of it.
+        """Add new events of the log to the graph, then advance memory over closed chunks. until:
+        monotonic seconds at which to stop. Returns: whether work is left."""
+        # The graph gets half of the time, so that memory also advances while the log grows fast.
+        # While another version catches up, graph and memory together get half of the time.
         view = self.view
         is_ready = self._status.ready
         now = time.monotonic()
@@ -158,7 +158,7 @@ class LogFollower:
                 break
         self._freshness.measure(view.edge, time.time())
 
-        # The memory follows the graph even if the graph has a backlog.
+        # Memory advances even while the graph has a backlog.
         served = self.served
         memory_behind = served is not None and served.follow_until(
             until, view.log, view.edge, view.watermark
@@ -183,7 +183,7 @@ class LogFollower:
 
     def stop_serving(self, error: NotFinite) -> None:
         """Answer with the rule until another version is loaded; if the version of an arm failed,
-        with the champion in that arm. The failed version is not tried again."""
+        with the champion in that arm. This process never loads the failed version again."""
         if self.arms.has(error.version):
             self.arms.refuse(error.version, error)
             return
@@ -202,7 +202,7 @@ class LogFollower:
         self.seen = Seen(included.term, included.seq, self._complete.until)
 
     def keep(self) -> None:
-        """Let the graph store the data that a restart needs, once every KEEP_SECONDS."""
+        """Store the data that a restart needs, if some is due; checked every KEEP_SECONDS."""
         if self.view.caught_up and time.monotonic() - self._kept_at >= KEEP_SECONDS:
             self._kept_at = time.monotonic()
             self.view.retention.keep(self.served)

@@ -1,20 +1,20 @@
 """Divides the time of the server's loop between following the log and answering.
 
-Following comes first but is limited to a share, so that neither starves the other: answers stay
-fresh under overload, and stay fast while the server catches up after a stall.
+Following the log comes first and has a limited share of the time. So answers stay fresh under
+overload, and stay fast while the server catches up after a stall.
 """
 
 import asyncio
 import time
 
 TURN_SECONDS = 0.01
-"""Time of one slice of work, following or answering: a health check waits for a few of them, and
-should be answered within 0.1 s."""
+"""Time of one slice of work. A health check waits for a few slices, and should be answered within
+0.1 s."""
 BACKLOG_SECONDS = 0.03
 """Time of a following slice while there is a backlog of events."""
 BACKLOG_SHARE = 2 / 3
-"""Share of the loop's time for following while there is a backlog. In the remaining time the server
-answers from its present graph, facts and memory; each answer reports their positions."""
+"""Share of the loop's time for the log while there is a backlog. In the remaining time the server
+answers from its present graph, facts and memory; each answer reports their position."""
 STARTING_SECONDS = 0.1
 """Time of one slice while only health checks are answered."""
 HTTP_TURNS = 3
@@ -23,16 +23,17 @@ request needs to reach the queue, or a health check to be answered."""
 
 
 class Pace:
-    """Measures the loop's turns. Owner: the engine."""
+    """Measures the turns of the loop: in each, the engine follows the log and then answers. Owner:
+    the engine."""
 
     def __init__(self) -> None:
         self._ended = time.monotonic()
         self._has_backlog = False
 
     def begin(self, answering: bool) -> float:
-        """Start to follow the log. answering: whether requests are answered already.
+        """Begin a turn, which first follows the log. answering: whether the server is ready.
 
-        Returns: monotonic time in seconds at which this turn should switch to answering.
+        Returns: monotonic seconds at which this turn must switch to answering.
         """
         now = time.monotonic()
         if not answering:
@@ -43,13 +44,12 @@ class Pace:
         return now + min(max(share, TURN_SECONDS), BACKLOG_SECONDS)
 
     def end(self, has_backlog: bool) -> None:
-        """Record the end of this turn's following. has_backlog: whether the next turn should
-        follow the log again at once."""
+        """Record that this turn has followed the log. has_backlog: whether the log has more."""
         self._ended = time.monotonic()
         self._has_backlog = has_backlog
 
 
 async def let_http_run() -> None:
-    """Give HTTP some turns of the event loop to receive, parse and write."""
+    """Yield to the event loop, so that HTTP can receive, parse and write."""
     for _ in range(HTTP_TURNS):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The queue holds requests until the engine's next pass, which answers many at once."""
+"""The queue of requests: each pass of the engine takes and answers several batches."""
 
 import asyncio
 import time
@@ -22,20 +22,21 @@ from streamd.settings.loading import ServerSettings
 from streamd.telemetry.spans import Started, current
 
 EXPLAIN_WEIGHT = 8
-"""An explanation takes about as long as this many scores, and each request has one: a pass of
-`server.max_batch` of them would delay the others by 50 ms."""
+"""An explanation takes about as long as this many score requests. With weight 1, a pass of
+`server.max_batch` explanations would delay other requests by 50 ms."""
 SUPPOSED_WEIGHT = 8
-"""A request that supposes its source is answered alone, which takes as long as this many small ones
-in one pass."""
+"""A request with a new source is answered alone, which takes as long as this many small requests in
+one pass."""
 REQUEST_PAIRS = 20
 """The overhead of a request, in pairs that could be scored in the same time."""
 REASON_PAIRS = 8
-"""The cost of a reason in pairs: a score with each group of facts at its baseline."""
+"""The cost of a reason, in pairs that could be scored in the same time: it needs a score with each
+group of facts at its baseline."""
 STANDING_SHARE = 0.05
-"""If the queue has not been empty within this share of `server.deadline_seconds`, new requests are
-refused until it is empty: more arrive than can be answered, and waits would only grow. A burst, or
-the requests that arrived during a stall, are answered sooner and so are not refused."""
-LEARNING = 0.1
+"""If the queue has not been empty for this share of `server.deadline_seconds`, it is a standing
+queue: more requests arrive than can be answered. New requests are then refused until it is empty,
+since waits would only grow. A burst, or the backlog of a stall, is answered faster than that."""
+MEAN_WEIGHT = 0.1
 """Weight of the newest pass in the moving mean of the time per pair."""
 
 
@@ -43,7 +44,7 @@ LEARNING = 0.1
 class PendingBatch:
     """Requests that one version answers together.
 
-    since, deadline: seconds of the monotonic clock. done: called with the answers.
+    since, deadline: monotonic seconds. done: called with the answers or an error.
     """
 
     requests: Sequence[Request]
@@ -60,12 +61,12 @@ class PendingBatch:
 
     @property
     def supposes(self) -> bool:
-        """Whether a request supposes its source."""
+        """Whether a request has a new source."""
         return any(map(supposes, self.requests))
 
     def trace(self, begun: float, ended: float, version: str) -> None:
-        """Record the spans of the batch's wait and of its answer, if its request has one. begun,
-        ended: of the answer, seconds of the monotonic clock."""
+        """Record the spans of the batch's wait and of its answer, with tracing. begun, ended:
+        monotonic seconds of the answer."""
         if self.span is None:
             return
         self.span.child("wait", self.since, begun)
@@ -78,7 +79,7 @@ class PendingBatch:
         )
 
     def done_with_trace(self, version: str) -> Done:
-        """The callback of a search: records the batch's spans, then calls `done`."""
+        """A callback for a search, which records the batch's spans and then calls `done`."""
         if self.span is None:
             return self.done
         begun = time.monotonic()
@@ -106,13 +107,13 @@ class PendingBatch:
     @property
     def searches(self) -> list[Recommend]:
         """All recommendations of the batch if one of them is exact, otherwise none."""
-        asked = [r for r in self.requests if isinstance(r, Recommend)]
-        return asked if any(r.exact for r in asked) else []
+        recommendations = [r for r in self.requests if isinstance(r, Recommend)]
+        return recommendations if any(r.exact for r in recommendations) else []
 
 
 def weight_of(request: Request) -> int:
-    """The share of a pass: 1, of an explanation EXPLAIN_WEIGHT, of a supposed source
-    SUPPOSED_WEIGHT."""
+    """The share of a pass: EXPLAIN_WEIGHT for an explanation, SUPPOSED_WEIGHT for a new source,
+    otherwise 1."""
     if isinstance(request, Explain):
         return EXPLAIN_WEIGHT
     return SUPPOSED_WEIGHT if supposes(request) else 1
@@ -125,7 +126,7 @@ class RequestQueue:
         self._settings = settings
         self._waiting: deque[PendingBatch] = deque()
         self._arrived: deque[asyncio.Future[None]] = deque()
-        """Requests that are not parsed yet, oldest first."""
+        """HTTP requests that wait for their turn to be parsed, oldest first."""
         self._turns = settings.max_batch
         """Number of requests that may still be parsed before the next pass."""
         self._wake = asyncio.Event()
@@ -139,8 +140,8 @@ class RequestQueue:
         return len(self._arrived) + sum(len(w.requests) for w in self._waiting)
 
     async def turn(self) -> None:
-        """Wait until a new request may be parsed. Between two passes, only about as many are parsed
-        as one pass answers: parsing takes about as long as answering, and health checks wait
+        """Wait until a new request may be parsed. Between two passes, about as many requests are
+        parsed as one pass answers: parsing takes about as long as answering, and health checks wait
         meanwhile."""
         if self._turns:
             self._turns -= 1
@@ -151,16 +152,15 @@ class RequestQueue:
         await future
 
     async def answers(self, requests: Sequence[Request], deadline: float) -> list[Answer]:
-        """Queue requests as one batch and wait for the answers. deadline: seconds of the monotonic
-        clock.
+        """Queue requests as one batch and wait for the answers. deadline: monotonic seconds.
 
-        Raises: Overloaded, TimeoutError, and the error that the engine returns instead of answers.
+        Raises: Overloaded, TimeoutError, and the error by which the engine could not answer.
         """
         if len(self) >= self._settings.max_queue:
             raise Overloaded(self._full())
         future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
 
-        # The caller may have been cancelled before the engine answers.
+        # A client may disconnect before the engine answers, which cancels the future.
         def done(result: list[Answer] | BaseException) -> None:
             if future.done():
                 return
@@ -169,7 +169,7 @@ class RequestQueue:
             else:
                 future.set_result(result)
 
-        # The engine also knows the deadline, and drops the batch after it.
+        # The engine drops the batch after the deadline too.
         now = time.monotonic()
         self._waiting.append(PendingBatch(requests, now, deadline, done, current.get()))
         self._wake.set()
@@ -190,13 +190,13 @@ class RequestQueue:
         return f"{len(self)} requests are waiting (server.max_queue)"
 
     def take(self) -> list[PendingBatch]:
-        """Take the batches of the next pass: at least one, about `server.max_batch` requests at
-        most, and no more than can be answered in about TURN_SECONDS.
+        """Take the batches of the next pass: about `server.max_batch` requests at most, and as many
+        as can be answered in about TURN_SECONDS, but at least one batch.
 
-        1. Take the oldest batches; those past their deadline are dropped.
-        2. Record whether the queue is empty. After step 3, a queue of requests that are not parsed
-           yet would look empty, and overload would never be noticed.
-        3. Let further requests be parsed.
+        1. Take the oldest batches, and drop those past their deadline.
+        2. Record whether the queue is empty. After step 3, requests that are not parsed yet would
+           no longer be in it, and overload would never be noticed.
+        3. Start the turns of further requests, which are then parsed.
         """
         # 1. Take the oldest batches.
         batch: list[PendingBatch] = []
@@ -214,11 +214,11 @@ class RequestQueue:
             self._standing_since = None
         elif self._standing_since is None:
             self._standing_since = now
-        # 3. Let further requests be parsed.
-        self._let_parse()
+        # 3. Start the turns of further requests.
+        self._start_turns()
         return batch
 
-    def _let_parse(self) -> None:
+    def _start_turns(self) -> None:
         """Start the turns until the next pass."""
         self._turns = self._settings.max_batch
         while self._turns and self._arrived:
@@ -228,20 +228,19 @@ class RequestQueue:
                 self._turns -= 1
 
     def record_pass(self, batch: Sequence[PendingBatch], seconds: float) -> None:
-        """Record the time of a pass."""
+        """Record the duration of a pass, from which `take` estimates the next one."""
         pairs = sum(one.pairs(self._settings.max_candidates) for one in batch)
         if pairs:
-            self._pair_seconds += LEARNING * (seconds / pairs - self._pair_seconds)
+            self._pair_seconds += MEAN_WEIGHT * (seconds / pairs - self._pair_seconds)
 
     def wake(self) -> None:
-        """End a rest."""
+        """End a `wait`."""
         self._wake.set()
 
-    async def rest(self, seconds: float) -> None:
-        """Yield to the event loop, for up to `seconds` while no request waits and `wake` is not
-        called."""
+    async def wait(self, seconds: float) -> None:
+        """Wait until a request is in the queue or `wake` is called, but at most `seconds`."""
         await asyncio.sleep(0)
-        # A wake during the line above counts too, so the flag is cleared only after the rest.
+        # Clear the flag only now: a wake-up during the wait must not be lost.
         if seconds and not self._waiting and not self._arrived:
             timer = asyncio.get_running_loop().call_later(seconds, self._wake.set)
             await self._wake.wait()

@@ -1,4 +1,4 @@
-"""The progress of a server's start, until graph, facts and memory are complete."""
+"""The progress of a server's start, while graph, facts and memory are rebuilt from the log."""
 
 from streamd.serving.following_graph import ServerGraph
 from streamd.serving.swap import CatchingUp, State
@@ -7,22 +7,20 @@ from streamd.telemetry.progress import Reading, RoleProgress
 
 
 class Rebuild:
-    """Counts the events in graph and facts, and those with which memory was updated.
-
-    Owner: the engine.
-    """
+    """Counts the events in graph and facts, and those over which memory has advanced. Owner: the
+    engine."""
 
     def __init__(self, memory_edge: int | None) -> None:
-        """memory_edge: event id at which the first version's memory is expected to start; None
-        without a version."""
+        """memory_edge: event id at which the memory of the first version starts, as far as known;
+        None without a version."""
         self._memory_edge = memory_edge
         self._progress = RoleProgress("rebuilding", metrics.rebuild_ratio)
 
     def at(self, view: ServerGraph, swap: State) -> Reading:
-        """The progress now. swap: state of the swap of versions."""
+        """The present progress. swap: state of the swap of versions."""
         done, total = view.taken_in
 
-        # The events with which memory was updated, and those in the version's own graph.
+        # The events over which memory has advanced, and those in the version's own graph.
         if isinstance(swap, CatchingUp):
             if swap.served is not None:
                 self._memory_edge = swap.from_edge
@@ -31,7 +29,7 @@ class Rebuild:
                 done = done + swap.view.taken_in[0]
                 total = total + swap.view.taken_in[1]
 
-        # The events with which memory has to be updated in all.
+        # The events over which memory must advance in all.
         if self._memory_edge is not None:
             total += max(0, view.log.num_edges - self._memory_edge)
         return self._progress.at(done, total)
@@ -39,7 +37,7 @@ class Rebuild:
 
 def share_caught_up(swap: CatchingUp, view: ServerGraph) -> float:
     """The share of the log's events that the next version has processed, from 0 to 1. view: the
-    graph that answers, with which the next version may share its graph."""
+    graph that answers; the next version uses it too unless it needs its own."""
     done, total = (0, 0) if swap.view is view else swap.view.taken_in
     if swap.served is not None:
         done += swap.served.memory.edge - swap.from_edge

@@ -20,26 +20,27 @@ from streamd.serving.loaded_version import UNKNOWN
 NUM_NEIGHBORS = (12, 3)
 """Newest events of the node, and of each of its neighbors: with the node at most 49 nodes."""
 EVENTS_OF_HUB = 32
-"""A neighbor with this many events since its last one with the node is a hub. Its newest events do
+"""A neighbor with this many events since its last one with the node is a hub: its newest events do
 not concern the node, and change all the time."""
 MAX_STREAMS = 16
 """Maximum number of open streams: each reads the activity around its node once a second."""
-LOOK_SECONDS = 1.0
-"""Interval at which a stream reads the log: as often as a person can follow."""
-BEAT_SECONDS = 10.0
+CHECK_SECONDS = 1.0
+"""Interval at which a stream reads the graph: a reader of the page could not follow faster
+changes."""
+KEEP_ALIVE_SECONDS = 10.0
 """Silence after which a comment is sent, so that proxies keep the connection open."""
-LIFE_SECONDS = 600.0
+MAX_STREAM_SECONDS = 600.0
 """Lifetime of a stream; the page then opens another."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Around:
+class Activity:
     """The newest events around a node.
 
-    edge: number of events in the graph. nodes: key, node set and distance of each, 0 for the node
-    itself, then 1 or 2. events: id, time in microseconds, edge set, and the indices in `nodes` of
-    source and destination, oldest first. partners: keys of the node's last partners in the edge set
-    of the request, at most 16.
+    edge: number of events in the graph. nodes: (key, number of the node set, distance) of each
+    node; the distance is 0 for the node itself, then 1 or 2. events: (id, time in microseconds,
+    number of the edge set, index of the source in `nodes`, index of the destination), oldest first.
+    partners: keys of the node's last partners in the edge set of the request, at most 16.
     """
 
     edge: int
@@ -48,7 +49,7 @@ class Around:
     partners: list[Key]
 
     def content(self, node_sets: tuple[str, ...], edge_sets: tuple[str, ...]) -> dict[str, Any]:
-        """The same as JSON, with the names of sets."""
+        """The content as JSON, with names instead of numbers of sets."""
         return {
             "edge": self.edge,
             "nodes": [
@@ -63,11 +64,11 @@ class Around:
         }
 
 
-def look_around(view: ServerGraph, key: Key, edge_set: int) -> Around:
+def read_activity(view: ServerGraph, key: Key, edge_set: int) -> Activity:
     """Read the activity around a node from the live graph; an unknown node has none."""
     node = int(view.ids([key])[0])
     if node == UNKNOWN:
-        return Around(edge=view.edge, nodes=[(key, 0, 0)], events=[], partners=[])
+        return Activity(edge=view.edge, nodes=[(key, 0, 0)], events=[], partners=[])
 
     # The newest events of two hops. If offloaded events cannot be read back, there are none.
     direction = view.model.direction
@@ -101,7 +102,7 @@ def look_around(view: ServerGraph, key: Key, edge_set: int) -> Around:
         strict=True,
     )
     partners = [log.keys[n] for n in view.facts.partners(node, edge_set).tolist()]
-    return Around(
+    return Activity(
         edge=view.edge,
         nodes=[(named[n], int(sets[i]), near[n]) for n, i in index.items()],
         events=[
@@ -114,15 +115,15 @@ def look_around(view: ServerGraph, key: Key, edge_set: int) -> Around:
 
 
 def _found_events(hops: NumberedHops[Any], node: int) -> list[Int64]:
-    """The event ids of each hop, without the second-hop events of hubs. node: at the center."""
+    """The event ids of each hop, int64, without the second-hop events of hubs. node: at the
+    center."""
     first, second = hops.hops
     own = first.eid_UK[first.mask_UK]
 
-    # The last event of each neighbor with the node. The node's own events are in the first hop
-    # already.
+    # The last event of each neighbor with the node; the first hop has all of these.
     last = dict.fromkeys(hops.node_M.tolist(), -1)
-    ends = hops.node_M[first.neighbor_UK[first.mask_UK]].tolist()
-    for neighbor, event in zip(ends, own.tolist(), strict=True):
+    is_ending = hops.node_M[first.neighbor_UK[first.mask_UK]].tolist()
+    for neighbor, event in zip(is_ending, own.tolist(), strict=True):
         last[neighbor] = max(last[neighbor], event)
     kept = [np.zeros(0, np.int64)]
     roots = hops.node_M[second.root_U].tolist()
@@ -139,41 +140,41 @@ class Streams:
     def __init__(self) -> None:
         self.num_open = 0
 
-    def enter(self) -> bool:
-        """Count one more stream. Returns: False if the maximum is open."""
+    def open(self) -> bool:
+        """Count one more open stream. Returns: False, without a count, if MAX_STREAMS are open."""
         if self.num_open >= MAX_STREAMS:
             return False
         self.num_open += 1
         return True
 
-    def leave(self) -> None:
-        """Stop counting a stream."""
+    def close(self) -> None:
+        """Count one open stream less."""
         self.num_open -= 1
 
 
 async def follow(
-    look: Callable[[], tuple[int, Callable[[], dict[str, Any]]]], ends: Callable[[], bool]
+    look: Callable[[], tuple[int, Callable[[], dict[str, Any]]]], is_ending: Callable[[], bool]
 ) -> AsyncIterator[bytes]:
-    """Yield server-sent events with the activity around a node, one after each change.
+    """Yield server-sent events with the activity around a node: one now, and one after each change.
 
     look: returns the number of events in the graph, and a function that makes the present content.
-    ends: whether the server stops, so that it does not wait for this connection.
+    is_ending: whether the server stops; then the stream ends, so that the server need not wait.
     """
     begun = said = time.monotonic()
     edge, sent = -1, b""
-    while not ends() and time.monotonic() - begun < LIFE_SECONDS:
+    while not is_ending() and time.monotonic() - begun < MAX_STREAM_SECONDS:
         now_edge, content = look()
         if now_edge != edge:
             edge = now_edge
             found = content()
-            # A change of the count of events alone is not sent.
+            # A changed number of events alone is not sent.
             text = msgspec.json.encode({**found, "edge": 0})
             if text != sent:
                 sent = text
                 said = time.monotonic()
                 yield b"event: around\ndata: " + msgspec.json.encode(found) + b"\n\n"
-        if time.monotonic() - said >= BEAT_SECONDS:
+        if time.monotonic() - said >= KEEP_ALIVE_SECONDS:
             said = time.monotonic()
             yield b": still here\n\n"
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(CHECK_SECONDS)
     yield b"event: end\ndata: {}\n\n"

@@ -12,10 +12,8 @@ PlainKey = str | int
 
 
 class Sets:
-    """Finds sets by their names. Owner: the server's state.
-
-    If there is only one set, requests need not name it.
-    """
+    """Finds sets by their names; a request may omit the name of the only set. Owner: the server's
+    state."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -44,12 +42,12 @@ class Sets:
         number = key.node_set if isinstance(key, SetKey) else 0
         return self._schema.node_set_names[number]
 
-    def ends(self, edge_set: int) -> tuple[int, int]:
+    def endpoint_sets(self, edge_set: int) -> tuple[int, int]:
         """Numbers of the node sets of an edge set's sources and destinations."""
         return self._schema.ends_of(edge_set)
 
     def check_kind(self, kind: str | None) -> None:
-        """Refuse a filter by kind (the text before a key's colon) if node sets are declared.
+        """Refuse a filter by kind, the text before a key's colon, if node sets are declared.
         Raises: HTTPException."""
         if kind is not None and self._schema.node_sets:
             raise HTTPException(
@@ -70,7 +68,7 @@ def plain(key: Key) -> PlainKey:
 
 
 def _number(name: str | None, names: Sequence[str], what: str) -> int:
-    # A log with one set needs no name in requests.
+    # With one set, a request may omit its name.
     if name is None and len(names) == 1:
         return 0
     if name is None:

@@ -1,4 +1,4 @@
-"""Requests that wait, outside of the engine's queue, until the view includes a position."""
+"""Requests that wait, outside of the engine's queue, until the graph includes a position."""
 
 import asyncio
 import time
@@ -9,29 +9,27 @@ from streamd.serving.requests import NotReached, Overloaded
 
 
 class WaitingRequests:
-    """The requests that wait for a commit. Owner: the event loop's thread.
-
-    They are not in the engine's queue, so that they delay no other request.
-    """
+    """The requests that wait for a commit. In the engine's queue they would delay other requests.
+    Owner: the event loop's thread."""
 
     def __init__(self, limit: int) -> None:
         """limit: maximum number of requests that may wait."""
         self._limit = limit
         self._waiters: dict[asyncio.Future[None], list[Token]] = {}
-        """The positions that each of them still waits for."""
+        """Future of a request -> the positions that it still waits for."""
         self._ended = False
 
     def __len__(self) -> int:
         return len(self._waiters)
 
     async def reach(self, tokens: tuple[Token, ...], state: LogState, deadline: float) -> None:
-        """Wait until the view includes all tokens.
+        """Wait until the graph includes all tokens.
 
-        state: of the log, as the view has it now. deadline: seconds of the monotonic clock. Raises:
-        Overloaded if too many wait; NotReached at the deadline, or if the server ends before.
+        state: of the log, as the graph has it now. deadline: monotonic seconds. Raises: Overloaded
+        if too many requests wait; NotReached at the deadline, or when the server ends.
         """
         left = _drop_reached([*tokens], state)
-        # Checked before the limit: a request that need not wait is never refused.
+        # Before the limit is checked: a request that need not wait is never refused.
         if not left:
             return
         if self._ended:
@@ -47,18 +45,19 @@ class WaitingRequests:
         except TimeoutError:
             raise NotReached(f"the log did not reach {left[-1]} in time") from None
         finally:
-            # Also if the client disconnects, which cancels this task.
+            # This also runs if the client disconnects, which cancels the task.
             del self._waiters[future]
 
     def end(self) -> None:
-        """End all waits, and refuse later ones, with NotReached: the server ends."""
+        """End all present and later waits with NotReached, because the server ends."""
         self._ended = True
         for future, left in self._waiters.items():
             if not future.done():
                 future.set_exception(_ends_before(left))
 
     def release(self, state: LogState) -> None:
-        """Release the requests that have all of their tokens in a newer state of the view."""
+        """Release the requests that need no later position than `state`, a state of the log that
+        the graph has completely."""
         for future, left in self._waiters.items():
             if not future.done() and not _drop_reached(left, state):
                 future.set_result(None)
@@ -69,8 +68,11 @@ def _ends_before(left: list[Token]) -> NotReached:
 
 
 def _drop_reached(tokens: list[Token], state: LogState) -> list[Token]:
-    """Remove tokens from the end of a list while a state includes them. A token that was reached
-    stays so, so a request with many tokens checks few of them at each commit. Returns: the list."""
+    """Remove the last token of a list while a state includes it. Returns: the list.
+
+    A reached token need not be checked again, so a request with many tokens checks few of them at
+    each commit.
+    """
     while tokens and tokens[-1].is_in(state):
         tokens.pop()
     return tokens

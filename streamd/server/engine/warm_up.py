@@ -1,4 +1,4 @@
-"""Requests that a server answers itself before it is ready.
+"""Requests that a server sends itself before it is ready.
 
 The first answer of each kind loads or compiles kernels, which takes from 0.03 to 2 seconds, and
 touches new memory. No client should wait for that.
@@ -22,7 +22,7 @@ from streamd.serving.requests import (
 )
 
 UNKNOWN_KEY = "a node that does not exist"
-"""A key to use if the log has no event, or the nodes of its newest events are deleted."""
+"""A key for a log without events, or with deleted nodes in its newest events."""
 NUM_SCORED = 100
 """Candidates of the score request: about as many as clients send."""
 
@@ -33,9 +33,10 @@ LATER_US = 366 * 24 * 3_600_000_000
 def warm_up_requests(view: ServerGraph) -> list[Request]:
     """One request of each kind, about the endpoints of the newest events.
 
-    One of them has a time long after the newest event, so that the memory advances for it. Two
-    suppose a source; the last of its events is as late.
+    One has a query time long after the newest event, so that memory advances for it. Two have a new
+    source, with a last event at the same late time.
     """
+    # The keys of the newest events; a deleted node has none.
     newest = max(view.log.first_edge, view.edge - NUM_SCORED)
     src, dst, _ = view.log.edges(newest, view.edge)
     keys = [view.log.keys[node] for node in np.append(src[-1:], dst)]
@@ -57,8 +58,8 @@ def warm_up_requests(view: ServerGraph) -> list[Request]:
 
 
 def _with_a_new_source(view: ServerGraph, targets: list[Key], later_us: int) -> list[Request]:
-    """Requests that suppose a source, in the edge set of the newest event. targets: ending with the
-    destination of that event. later_us: as of its last event."""
+    """Requests with a new source in the edge set of the newest event. targets: keys, the last of
+    them the destination of that event. later_us: time of the source's last event."""
     # The edge set of the newest event, 0 before the first.
     schema = view.log.state.schema
     edge_set = int(

@@ -1,8 +1,7 @@
-"""Admission refuses requests for answers while more arrive than the engine can answer.
+"""Refuses requests for answers while more arrive than the engine can answer.
 
-It needs only the head of a request, and writes the response as bytes: a request that passes through
-the application takes about as long as an answer, so a refusal there would leave little time for the
-other answers.
+It needs only the head of a request, and makes the response as bytes. A refusal by the application
+would take about as long as an answer, and leave little time for other answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,22 +20,24 @@ class Admission:
     def __init__(
         self, overload: Callable[[], str | None], routers: Sequence[APIRouter], tags: Sequence[str]
     ) -> None:
-        """overload: the reason to refuse requests now, None if there is none. routers, tags:
-        requests for the routes of these routers with one of the tags are refused, others are
-        not."""
+        """overload: returns the reason to refuse requests now, None for no reason. routers, tags:
+        only requests for routes of these routers with one of these tags are refused."""
         self._overload = overload
         found = [r for router in routers for r in router.routes if isinstance(r, APIRoute)]
         self._answers = [r for r in found if set(tags) & {*r.tags}]
 
     def refusal(self, path: str) -> bytes | None:
-        """The whole response to a request that is refused, which is counted in the metrics; None to
-        let the request pass."""
+        """Decide about a request by its path. Returns: the whole response to a refused request,
+        which the metrics count; None if the request may pass."""
         reason = self._overload()
         if reason is None:
             return None
+        # Health checks, metrics and other routes without the engine always pass.
         route = next((r.path for r in self._answers if r.path_regex.match(path)), None)
         if route is None:
             return None
+
+        # The application never sees the request, so count and answer it here.
         metrics.requests.labels(route, "429").inc()
         body = msgspec.json.encode(content(path, 429, reason))
         media_type = "application/json" if path.startswith("/v2/") else MEDIA_TYPE

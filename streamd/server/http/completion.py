@@ -9,9 +9,9 @@ from streamd.events import Bools, Int64, Key, SetKey
 from streamd.server.engine.set_names import PlainKey
 
 SLICE_KEYS = 20_000
-"""Keys that are searched before other requests get a turn: about 3 ms."""
+"""Keys that are searched before other requests get a turn: this takes about 3 ms."""
 MAX_KEYS = 400_000
-"""Maximum number of keys that are searched for one completion, the newest ones."""
+"""Maximum number of keys that are searched for one completion; these are the newest ones."""
 
 
 async def complete_prefix(
@@ -24,12 +24,12 @@ async def complete_prefix(
     """Find keys that start with a prefix, newest nodes first; a key that equals the prefix comes
     first, if it is among the searched ones.
 
-    keys: of all nodes, by id, None for a deleted node; may grow during the search. node_set: number
-    of the node set to search, None for all. limit: maximum number of keys. is_wanted: filters nodes
-    by their ids, int64[N] -> bool[N]; None accepts all. An integer key is compared by its decimal
-    digits.
+    keys: of all nodes, by id, None for a deleted node; may grow during the search. An integer key
+    is compared by its decimal digits. node_set: number of the node set to search, None for all.
+    limit: maximum number of keys. is_wanted: filter of nodes, int64[N] ids -> bool[N]; None for all
+    nodes.
 
-    Returns: the keys, and whether all keys were searched or enough were found.
+    Returns: the keys, and whether the list is complete or has `limit` keys.
     """
     exact: list[PlainKey] = []
     found: list[PlainKey] = []

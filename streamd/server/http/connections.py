@@ -1,5 +1,5 @@
-"""The HTTP protocol of the server's connections. It bounds their number, the size of heads and
-bodies, and the time to wait for a client.
+"""The HTTP protocol of the server's connections, with bounds on their number, on the sizes of heads
+and bodies, and on the time to wait for a client.
 
 uvicorn's own protocol accepts heads of any size at any pace, from any number of connections.
 """
@@ -24,23 +24,21 @@ MAX_HEAD_BYTES = 65_536
 MAX_BODY_BYTES = 1_048_576
 """Maximum size of a body: it is read whole, and a parsed body takes several times its bytes."""
 MAX_WIRE_BYTES = 2 * MAX_BODY_BYTES
-"""Maximum number of bytes after a head, including chunk frames and trailers, which are no part of
-the body."""
+"""Maximum number of bytes after a head: the body with its chunk frames and trailers."""
 MAX_PIPELINED = 16
-"""Maximum number of pipelined requests of a connection that wait for their turn; each is kept in
-memory."""
+"""Maximum number of pipelined requests of a connection that wait for their turn, in memory."""
 HEAD_SECONDS = 10.0
-"""Deadline for a complete head: it bounds clients that send theirs byte by byte."""
+"""Deadline for a complete head, against clients that send it byte by byte."""
 LINGER_SECONDS = 5.0
-"""Time for the remaining body of a refused request: closing at once could discard the response
-before the client has it."""
+"""Time to read the remaining body of a refused request. If the server closed the connection at
+once, the client could lose the response."""
 UNREAD_SECONDS = 30.0
 """Time after which a client that reads nothing of its response is disconnected."""
 WARN_SECONDS = 60.0
-"""Minimum interval between two warnings: refusals may come by the thousand."""
+"""Minimum interval of warnings: there may be thousands of refusals a second."""
 SPARE_FILES = 128
 """File descriptors that connections leave free for the log, the models and Kafka."""
-# The response to a refused connection, sent before any of its requests is read.
+# The response to a refused connection. It is sent before any request is read.
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
     b"content-type: text/plain\r\ncontent-length: 21\r\n\r\ntoo many connections\n"
@@ -59,15 +57,15 @@ class Connections:
         self._warned_at = -WARN_SECONDS
 
     def admit(self, address: str, number: int) -> bool:
-        """Whether to admit one more connection. If there is no room, the longest idle one is
-        closed.
+        """Decide about a new connection. At a limit, the connection that has been idle for longest
+        is closed for it; without an idle one it is refused.
 
-        number: file descriptor of its socket. The kernel assigns the lowest free one, so it shows
-        how many files are open.
+        number: file descriptor of its socket. The kernel assigns the lowest free number, so it is
+        also the number of open files. Returns: whether the connection is admitted.
         """
         reason = self._full(address, number)
         if reason is not None:
-            # Refused: each one is counted, and one a minute is logged.
+            # Count each refusal, and log one a minute.
             metrics.connections_refused.labels(reason).inc()
             if time.monotonic() - self._warned_at > WARN_SECONDS:
                 self._warned_at = time.monotonic()
@@ -85,10 +83,9 @@ class Connections:
         return True
 
     def _full(self, address: str, number: int) -> str | None:
-        """The limit that forbids a further connection ("files", "address" or "all"), None if there
-        is room."""
+        """The limit that is reached ("files", "address" or "all"), None if there is room."""
         if number >= file_limit() - SPARE_FILES:
-            self._close_idle(None)  # makes room for the next one: this one has its descriptor
+            self._close_idle(None)  # for the next connection: this one has its descriptor already
             return "files"
         if self._num_open[address] >= self._limit_of_address and not self._close_idle(address):
             return "address"
@@ -97,27 +94,26 @@ class Connections:
         return None
 
     def _close_idle(self, address: str | None) -> bool:
-        """Close the longest idle connection, of an address or of any if None.
-
-        Returns: whether there was one.
-        """
+        """Close the connection that has been idle for longest. address: of its client, None for
+        any. Returns: whether there was one."""
         idle = next((c for c in self._idle if address in (None, c.address)), None)
         if idle is not None:
-            self.leave(idle)
+            self.remove(idle)
             idle.close()
         return idle is not None
 
-    def rest(self, connection: "BoundedProtocol") -> None:
+    def mark_idle(self, connection: "BoundedProtocol") -> None:
         """Mark a connection as idle."""
         self._idle[connection] = None
 
-    def work(self, connection: "BoundedProtocol") -> None:
+    def mark_busy(self, connection: "BoundedProtocol") -> None:
         """Mark a connection as not idle."""
         self._idle.pop(connection, None)
 
-    def leave(self, connection: "BoundedProtocol") -> None:
-        """Stop counting a connection that is closed or will be. Further calls change nothing."""
-        self.work(connection)
+    def remove(self, connection: "BoundedProtocol") -> None:
+        """Stop counting a connection, which is closed or will be. A second call changes
+        nothing."""
+        self.mark_busy(connection)
         if connection.address is not None:
             self._num_open[connection.address] -= 1
             if not self._num_open[connection.address]:
@@ -136,8 +132,8 @@ class BoundedProtocol(HttpToolsProtocol):
       the response;
     - the client reads nothing of its response for UNREAD_SECONDS.
 
-    It also writes the response of a request that `refusal` refuses, before the body is read.
-    uvicorn itself closes an idle connection after its `timeout_keep_alive`.
+    It also responds to a request that `refusal` refuses, before the body is read. uvicorn itself
+    closes an idle connection after its `timeout_keep_alive`.
     """
 
     def __init__(
@@ -147,8 +143,8 @@ class BoundedProtocol(HttpToolsProtocol):
         refusal: Callable[[str], bytes | None],
         **more: Any,
     ) -> None:
-        """refusal: maps a path to the whole response to a request that is refused now, None to let
-        it pass."""
+        """refusal: path of a request -> the whole response if it is refused now, None if it may
+        pass."""
         super().__init__(*args, **more)
         self._connections = connections
         self._refusal = refusal
@@ -158,8 +154,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._in_body = False
         self._is_refused = False
-        """Whether the present request was refused: it has its response, and the rest of its body is
-        ignored."""
+        """Whether the present request was refused. Then it has its response, and the rest of its
+        body is ignored."""
         self._deaf = False
         self._timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
@@ -177,13 +173,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self.address = address
         super().connection_made(transport)
         self._close_after(HEAD_SECONDS)
-        self._connections.rest(self)
+        self._connections.mark_idle(self)
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
+        # A head must be complete in time, and small.
         if self._in_head:
-            self._connections.work(self)
+            self._connections.mark_busy(self)
             if self._timer is None:
                 self._close_after(HEAD_SECONDS)
             if self._head_bytes > MAX_HEAD_BYTES:
@@ -191,6 +188,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 return
             self._head_bytes += len(data)
         elif self._in_body:
+            # Too many bytes after a head: ignore all further ones, and close soon.
             self._wire_bytes += len(data)
             if self._wire_bytes > MAX_WIRE_BYTES:
                 self._deaf = True
@@ -238,7 +236,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_refused and not self.parser.should_keep_alive():
             self.close()
         elif self._is_refused or self.cycle.response_complete:  # a body may end after its response
-            self._connections.rest(self)
+            self._connections.mark_idle(self)
             self._close_after(self.timeout_keep_alive)
         self._is_refused = False
 
@@ -251,13 +249,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._in_body:
             self._close_after(LINGER_SECONDS)
         elif self._timer is None:
-            self._connections.rest(self)
+            self._connections.mark_idle(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         if self._unread_timer is not None:
             self._unread_timer.cancel()
-        self._connections.leave(self)
+        self._connections.remove(self)
         if self.flow is not None:  # None if the connection was refused
             super().connection_lost(exc)
 
@@ -269,7 +267,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.close()
 
     def close(self) -> None:
-        """Close the connection, even if its client does not read."""
+        """Close the connection, even if its client does not read the response."""
         self.transport.close()
         self._expect_reading()
 
@@ -283,7 +281,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _expect_reading(self) -> None:
-        """Abort the connection unless the client reads a part of the unsent bytes every
+        """Abort the connection if the client reads nothing of the unsent bytes for
         UNREAD_SECONDS."""
         if self._unread_timer is None:
             self._unread_bytes = self.transport.get_write_buffer_size()

@@ -1,7 +1,5 @@
-"""Events sent by REST are checked as ingest will check them, then produced to the topic.
-
-They reach the log only through Kafka.
-"""
+"""Forwards events from REST to Kafka, after the checks that ingest will make. Events reach the log
+only through Kafka."""
 
 import asyncio
 import threading
@@ -20,12 +18,12 @@ from streamd.settings.sources import SourceSettings
 from streamd.telemetry.spans import current
 
 ACKNOWLEDGED_SECONDS = 10.0
-"""Maximum wait for Kafka's acknowledgement."""
+"""Maximum time until Kafka must acknowledge the events."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A Kafka record with the fields that the decoder reads, named as in kafka-python."""
+    """A record with the fields that the decoder reads, named as in kafka-python."""
 
     value: bytes
     offset: int
@@ -36,10 +34,7 @@ class Record:
 
 
 class Forwarder:
-    """Produces events to Kafka. The producer is made with the first event.
-
-    Thread-safe.
-    """
+    """Produces events to Kafka. Thread-safe. The first event opens the producer."""
 
     def __init__(
         self,
@@ -47,7 +42,7 @@ class Forwarder:
         sources: Sequence[SourceSettings],
         make_decoder: Callable[[], Decoder],
     ) -> None:
-        """make_decoder: makes a decoder by the present declarations of sets and features."""
+        """make_decoder: makes a decoder for the present sets and features of the log."""
         self.topic = kafka.topics[0]
         """The topic that the events are produced to: the first of `kafka.topics`."""
         self._kafka = kafka
@@ -58,7 +53,7 @@ class Forwarder:
         self._lock = threading.Lock()
 
     def reset_decoder(self) -> None:
-        """Make a new decoder at the next use, by new declarations of sets and features."""
+        """Make a new decoder at the next use, because the log has other sets or features now."""
         with self._lock:
             self._decoder = None
 
@@ -67,16 +62,16 @@ class Forwarder:
     ) -> tuple[list[tuple[int, int]], str]:
         """Send records of one event each, and wait until Kafka has acknowledged all.
 
-        1. Decode them all, as ingest will. One that ingest would refuse refuses all, before any is
-           sent: otherwise a retry of the corrected request would duplicate the others.
-        2. Produce them all, then wait for all acknowledgements. If one is missing, some of the
+        1. Decode all of them, as ingest will. If ingest would refuse one, none is sent: otherwise a
+           retry of the corrected request would duplicate the others.
+        2. Produce all of them, then wait for the acknowledgements. If one is missing, some of the
            events may be in the topic.
 
-        mapped: whether they have the format of the topic's source. Returns: partition and offset of
-        each, and a hint if all of their times look like another unit, else "". Raises: BadEvent
-        with the first event that ingest would refuse; KafkaError.
+        mapped: whether they have the format of the topic's source. Returns: (partition, offset) of
+        each event, and a hint if all times look like another unit, else "". Raises: BadEvent for
+        the first event that ingest would refuse; KafkaError.
         """
-        # 1. Decode them all, as ingest will.
+        # 1. Decode all of them.
         source = self._source
         if mapped != (source is not None):
             own = "records of a source" if source is not None else "streamd's own events"
@@ -90,7 +85,7 @@ class Forwarder:
         now_us = SystemClock().now_us()
         records = [Record(value, i, now_us // 1000) for i, value in enumerate(values)]
         with self._lock:
-            # All requests share one decoder, so that the types of a mapping are made once.
+            # All requests share one decoder, since it takes time to build one from a mapping.
             decoder = self._decoder = self._decoder or self._make_decoder()
             block, rejected = decoder.decode(records, 0, now_us, self.topic)
             first = first_events(block, decoder.keys.keys)
@@ -99,17 +94,17 @@ class Forwarder:
         if rejected:
             raise BadEvent(rejected[0].reason, f"event {rejected[0].offset}: {rejected[0].error}")
 
-        # 2. Produce them, keyed by source node, so that a node's events stay in one partition. The
-        # Kafka client blocks, so it runs in another thread.
+        # 2. Produce them with the source as the record's key, so that the events of a node are in
+        # one partition. The Kafka client blocks, so another thread calls it.
         keyed = [(first.get(i, ("", None))[0].encode(), value) for i, value in enumerate(values)]
         return await asyncio.to_thread(self.produce, keyed), hint
 
     def produce(self, events: Sequence[tuple[bytes, bytes]]) -> list[tuple[int, int]]:
-        """Produce checked events; blocks this thread. Returns: partition and offset of each.
-        Raises: KafkaError."""
+        """Produce checked events; blocks the thread until all are acknowledged. events: (key,
+        value) of each record. Returns: (partition, offset) of each. Raises: KafkaError."""
         topic = self.topic
         timeout = ACKNOWLEDGED_SECONDS
-        # The span of the commit links to the request that sent the events.
+        # The trace goes into the records, so that the span of the commit links to this request.
         span = current.get()
         headers = [] if span is None else [("traceparent", span.trace.response.encode())]
         try:
@@ -127,19 +122,19 @@ class Forwarder:
             ) from error
 
     def _reason_of(self, error: Exception) -> str:
-        """An error of the client as a reason, in an operator's words if the broker is silent."""
-        # The client names the object that waited in vain, not the broker.
+        """The text of an error of the Kafka client, or a plain one if the broker is silent."""
+        # For a silent broker, the client's text names an internal object.
         if "waiting for future" not in str(error):
             return reason_of(error)
         return f"{self._kafka.bootstrap_servers} did not answer within {ACKNOWLEDGED_SECONDS:g} s"
 
     def open_producer(self) -> Any:
-        """The producer, which the first call makes."""
+        """Return the producer; the first call opens it."""
         from streamd.ingest.kafka.client import make_producer
 
         with self._lock:
             if self._producer is None:
-                # A send also blocks while the topic's metadata is missing, in one of a few threads.
+                # A send also blocks while the topic's metadata is missing; there are few threads.
                 self._producer = make_producer(
                     self._kafka,
                     acks="all",

@@ -1,5 +1,5 @@
-"""Direct routes read one JSON body and call their function without FastAPI's dependency injection,
-which took as long as most answers."""
+"""Direct routes: they read one JSON body and call their function without FastAPI's dependency
+injection, which would take as long as most answers."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, get_type_hints
@@ -16,11 +16,11 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class DirectRoute(APIRoute):
-    """A route of the form `async def route(body: SomeModel, state: State, asked: Asked, ...) ->
-    Response`.
+    """A route of the form `async def route(body: SomeModel, state: State, conditions:
+    AnswerConditions, ...) -> Response`.
 
-    Its further arguments are text parameters of the path, and `require_key` is its only dependency.
-    Its OpenAPI description and its errors are like those of any other route.
+    Further arguments are text parameters of the path. Its only dependency is `require_key`. Its
+    OpenAPI description and its errors are the same as those of other routes.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -30,13 +30,13 @@ class DirectRoute(APIRoute):
             "a direct route has no other dependency"
         )
 
-        # The same steps as FastAPI's, in their order: the key, the body, the function.
+        # The steps of FastAPI in the same order: check the key, read the body, call the function.
         async def handle(request: Request) -> Response:
             await require_key(request)
             state = await state_of(request)
             body = await self.read(request, model)
-            asked = await conditions_of(request)
-            response: Response = await route(body, state, asked, **request.path_params)
+            conditions = await conditions_of(request)
+            response: Response = await route(body, state, conditions, **request.path_params)
             return response
 
         return handle
@@ -72,6 +72,6 @@ def parse_body(model: type[Model], body: bytes) -> Model:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        # With the location that FastAPI gives to errors of a body.
+        # Prefix the location with "body", as FastAPI does.
         details = [{**e, "loc": ("body", *e["loc"])} for e in error.errors()]
         raise RequestValidationError(details) from None

@@ -3,12 +3,12 @@
 from starlette.types import Scope
 
 IS_HEAD = "streamd.is_head"
-"""Field of a scope that has the method GET although the client sent a HEAD."""
+"""Field of an ASGI scope with the method GET for a HEAD of the client."""
 
 
 def as_get(scope: Scope) -> Scope:
-    """The scope of a HEAD with the method GET. It is a copy, since uvicorn reads its own scope to
-    leave out the body."""
+    """A copy of the scope of a HEAD with the method GET. uvicorn's own scope keeps the HEAD, so
+    that it omits the body."""
     return {**scope, "method": "GET", IS_HEAD: True}
 
 

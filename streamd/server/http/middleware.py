@@ -1,8 +1,5 @@
-"""The envelope is the middleware around every request.
-
-It bounds requests, checks their origin, gives each an id, measures and logs it, and adds the
-security headers.
-"""
+"""The middleware around every request: it bounds requests, checks their origin, gives each an id,
+measures and logs it, and adds the security headers."""
 
 import asyncio
 import re
@@ -27,32 +24,32 @@ from streamd.telemetry import metrics, spans
 from streamd.telemetry.trace import Trace, trace_of
 
 logger = structlog.get_logger()
-# Scripts and styles come from this server alone, and no page may frame its pages. The docs need
-# inline ones.
+# Scripts and styles come from this server alone, and no other page may frame its pages. The docs
+# page has inline scripts.
 POLICY = (
     "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
     "script-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
 )
 SAFE_HEADERS = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
-# Prefixes of the routes that metrics count, and of the paths that are never logged because probes
-# request them every few seconds.
+# Prefixes of routes in the metrics, and of paths without log lines, since probes request them every
+# few seconds.
 MEASURED = ("/v1/", "/v2/models")
 QUIET = ("/livez", "/readyz", "/metrics", "/status.json", "/static", "/v2/health")
-# Checked before a body is read.
+# Dependencies that are checked before a body is read.
 KEY_CHECKS = (require_key, require_admin_key)
-# Methods that change nothing, so that a web page of another site may use them.
+# Methods that change nothing: a web page of another site may use them.
 READING = ("GET", "HEAD", "OPTIONS")
 PORTS = {"http": 80, "https": 443}
 TOO_LARGE = f"a body may have at most {MAX_BODY_BYTES} bytes"
-# A client's id is used only if it cannot break a line of the logs.
+# An id of a client is used only if it cannot break a log line.
 REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 
 class Envelope:
     """Refuses requests that are too large, too slow, or sent by a web page of another site.
 
-    Without API keys it also refuses requests for a host name other than this machine's loopback
-    names: a web page could have resolved such a name to this machine (DNS rebinding).
+    Without API keys it also refuses requests for a host name that is not one of this machine's
+    loopback names, against DNS rebinding: a web page may let its own name resolve to this machine.
     """
 
     def __init__(
@@ -62,7 +59,8 @@ class Envelope:
         access_log: bool,
         turn: Callable[[], Awaitable[None]],
     ) -> None:
-        """turn: waits until a request may be parsed and routed."""
+        """access_log: whether to log each request. turn: waits until a request may be parsed and
+        routed."""
         self._app = app
         self._turn = turn
         self._open = not has_keys(server)
@@ -78,7 +76,7 @@ class Envelope:
         is_head = scope["method"] == "HEAD"
         scope = as_get(scope) if is_head else scope
 
-        # The request's id and trace, which go into the response and into every line of the logs.
+        # The id and the trace of the request are in its response and in its log lines.
         headers = Headers(scope=scope)
         begun = time.perf_counter()
         status = 500
@@ -104,7 +102,7 @@ class Envelope:
                 message = {**message, "body": b""}
             await send(message)
 
-        # Refuse the request or pass it to the application; count and log it in both cases.
+        # Refuse the request, or pass it to the application. Count and log it in both cases.
         refused = self._refusal(scope, headers)
         with structlog.contextvars.bound_contextvars(**named):
             try:
@@ -121,13 +119,15 @@ class Envelope:
                     _end(span, scope, status)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
-        """The response to a request that its headers refuse, None to let it pass."""
+        """The response to a request that is refused by its headers, None if it may pass."""
         path = scope["path"]
         size = headers.get("content-length", "0")
+        # Its size.
         if "transfer-encoding" in headers:
             return problem(path, 411, "content-length is required; chunked bodies are not accepted")
         if not size.isdigit() or int(size) > MAX_BODY_BYTES:
             return problem(path, 413, TOO_LARGE)
+        # Its host name, and the origin of the page that sent it.
         host, _ = _host_of(headers)
         if self._open and host not in LOOPBACK:
             return problem(
@@ -140,10 +140,10 @@ class Envelope:
         return None
 
     def _bound_body(self, scope: Scope, receive: Receive) -> Receive:
-        """Wrap `receive` so that it checks keys and bounds the size and the time of the body.
+        """Wrap `receive` so that it checks the key and bounds the size and the time of the body.
 
-        Keys are checked first, because FastAPI reads a body before it calls a route's dependencies.
-        Bytes are counted as they arrive, independently of the headers.
+        FastAPI itself would read the body before it calls the route's dependencies, which check the
+        key. Bytes are counted as they arrive, since `content-length` may be wrong.
         """
         until = time.monotonic() + self._deadline
         began = False
@@ -155,7 +155,7 @@ class Envelope:
             if whole:
                 return await receive()
 
-            # Check the keys before the first byte of the body.
+            # Check the key before the first byte of the body.
             if not began:
                 began = True
                 for needed in getattr(scope.get("route"), "dependencies", ()):
@@ -183,8 +183,8 @@ class Envelope:
     def _account(
         self, scope: Scope, status: int, seconds: float, request_id: str, trace: Trace | None
     ) -> None:
-        """Count and log a request by its route, not by its path: a path may contain a person's
-        name."""
+        """Count and log a request by its route. Its path is not logged, since it may contain a
+        person's name."""
         route = _route_of(scope)
         if route is not None and route.startswith(MEASURED):
             metrics.request_seconds.labels(route).observe(seconds, spans.exemplar_of(trace))
@@ -202,13 +202,13 @@ class Envelope:
 
 
 def _request_id(headers: Headers) -> str:
-    """The client's id of the request, or a new one."""
+    """The id of a request: that of the client if valid, else a new one."""
     given = headers.get("x-request-id", "")
     return given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def _end(span: spans.Started, scope: Scope, status: int) -> None:
-    """End the span of a request. Its name is the route."""
+    """End the span of a request, with method and route as its name."""
     route = _route_of(scope)
     attributes: dict[str, str | int] = {
         "http.response.status_code": status,
@@ -225,20 +225,16 @@ def _end(span: spans.Started, scope: Scope, status: int) -> None:
 
 
 def _route_of(scope: Scope) -> str | None:
-    """Path template of the route that answered, with all prefixes.
-
-    Newer versions of FastAPI leave out the prefix of an outer router in `scope["route"]`.
-    """
+    """The path template of the route that answered, with all prefixes. In newer versions of
+    FastAPI, `scope["route"]` lacks the prefix of an outer router."""
     effective = scope.get("fastapi", {}).get("effective_route_context")
     path: str | None = getattr(effective or scope.get("route"), "path", None)
     return path
 
 
 def _host_of(headers: Headers) -> tuple[str, int | None]:
-    """Host name in lower case and port of the Host header.
-
-    The name is empty if the header is invalid.
-    """
+    """Host name, in lower case, and port of the Host header. The name is empty if the header is
+    invalid."""
     try:
         parts = urlsplit(f"//{headers.get('host', '')}")
         return parts.hostname or "", parts.port
@@ -249,9 +245,9 @@ def _host_of(headers: Headers) -> tuple[str, int | None]:
 def _is_of_another_site(headers: Headers) -> bool:
     """Whether a browser sent this request for a page of another origin.
 
-    A browser reports it in Sec-Fetch-Site, which no page can set, or else in Origin. A client that
-    sends neither is no browser. A proxy may end TLS before this server, so only Origin has the
-    scheme.
+    A browser reports this in Sec-Fetch-Site, which no page can set, or in Origin. A client that
+    sends neither is no browser. The scheme is that of Origin, since a proxy may end TLS in front of
+    this server.
     """
     # Sec-Fetch-Site decides if it is sent.
     site = headers.get("sec-fetch-site")

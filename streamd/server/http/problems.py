@@ -1,4 +1,5 @@
-"""Errors become RFC 9457 problem details, and on `/v2` errors of the Open Inference Protocol."""
+"""Makes responses to errors: RFC 9457 problem details, and on `/v2` errors of the Open Inference
+Protocol."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -26,14 +27,14 @@ from streamd.serving.requests import (
 
 MEDIA_TYPE = "application/problem+json"
 AGAIN = {"Retry-After": "1"}
-"""Header of errors that pass within about a second."""
+"""Header of errors that a retry after a second may not have."""
 EITHER = "constrained-"
-"""Prefix of the last element of pydantic's error location if a value may have one of several
-types."""
+"""If a value may have one of several types, the last element of pydantic's error location begins
+with this."""
 OTHER_TYPE = ("int_type", "string_type")
-"""Pydantic's error types for a value of another type."""
+"""Pydantic's error types for a value that is no integer, and for one that is no text."""
 NOT_REACHED = "urn:streamd:position-not-reached"
-"""Problem type: the server's view did not reach the position that the request requires."""
+"""Problem type: the server's graph did not reach the position that the request requires."""
 
 TOO_OLD = "urn:streamd:answer-too-old"
 """Problem type: the answer would be older than the request allows."""
@@ -80,7 +81,7 @@ def add_handlers(app: FastAPI) -> None:
         app.add_exception_handler(kind, handler)
 
 
-# One handler for each error. Those that pass by themselves ask the client to retry.
+# One handler for each error. Temporary errors have a Retry-After header.
 
 
 async def _answer_overloaded(request: Request, error: Exception) -> JSONResponse:
@@ -138,19 +139,19 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    # One error is enough to correct the request, and it bounds the response.
+    # Report only the first error, which bounds the size of the response.
     body = getattr(request.scope.get("route"), "body_field", None)
     model = body.field_info.annotation if body is not None else None
     return problem(request.url.path, 422, _first_error(error.errors(), model))
 
 
 def _first_error(errors: Sequence[Any], model: Any) -> str:
-    """The first of pydantic's errors in words. model: the model of the body, if any.
+    """The text of the first of pydantic's errors. model: of the body, if any.
 
-    A key is an integer or text, so an invalid one has an error for each type. The error for the
-    type that the value has is reported.
+    A key may be an integer or text, so pydantic reports an error for each of the two types; the one
+    for the type of the value is used.
     """
-    # A missing field may be present under a wrong name.
+    # An unknown field explains a missing one: its name may be misspelled.
     unknown = [e for e in errors if e["type"] == "extra_forbidden"]
     first = unknown[0] if unknown and errors[0]["type"] == "missing" else errors[0]
     path, message = first["loc"], first["msg"].removeprefix("Value error, ")
@@ -167,8 +168,8 @@ def _first_error(errors: Sequence[Any], model: Any) -> str:
 
 
 def unknown_name(kind: str, name: str, known: list[str]) -> str:
-    """The message about a name that does not exist. kind: "field" or "parameter". known: the
-    existing names."""
+    """The text of an error about an unknown name. kind: "field" or "parameter". known: the existing
+    names."""
     close = difflib.get_close_matches(name, known, 1, 0.5)
     if close:
         return f"no such {kind}; did you mean {close[0]!r}?"
@@ -176,18 +177,18 @@ def unknown_name(kind: str, name: str, known: list[str]) -> str:
 
 
 def _fields_at(model: Any, path: Sequence[str | int]) -> list[str]:
-    """Names of the fields of the models at a location within a body's model."""
+    """The names of the fields at a location in the model of a body."""
     models = list(_models_in(model))
     for step in path:
         inner = [own for one in models if (own := one.model_fields.get(str(step)))]
-        # An index of a list leads to its items, which have the same models.
+        # Skip the index of a list: its annotation names the models of the items.
         if inner:
             models = [found for own in inner for found in _models_in(own.annotation)]
     return list(dict.fromkeys(name for one in models for name in one.model_fields))
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """All models that an annotation such as `list[Event] | None` names."""
+    """Yield all models in an annotation such as `list[Event] | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in get_args(annotation):

@@ -1,4 +1,4 @@
-"""Refuses query parameters that a route does not have, as bodies refuse unknown fields."""
+"""Refuses unknown query parameters, as bodies refuse unknown fields."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,8 +9,8 @@ from streamd.server.http.problems import unknown_name
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """The dependency of `GET` routes that refuses a request with an unknown query parameter: a
-    misspelled one would be ignored, and its answer taken for another."""
+    """Dependency of `GET` routes: refuse a request with an unknown query parameter. If a misspelled
+    one were ignored, the client would take the answer for that of another request."""
     if not request.scope["query_string"] or request.method not in ("GET", "HEAD"):
         return
     known = list(_names(request.scope["route"].dependant))

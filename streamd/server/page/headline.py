@@ -23,8 +23,8 @@ from streamd.windows.novelty import recurrence
 from streamd.windows.over_rule import are_newest_worse, over_rule
 
 NUM_NEWEST = 3
-"""Newest windows that are also judged alone: a mean over a day hides a model that got worse within
-hours, and the figure of a single window may be chance."""
+"""Number of newest windows that are also judged alone. A mean over a day hides a model that got
+worse within hours; the figure of one window may be chance."""
 FALLEN_SHARE = 0.5
 """The model has fallen if its MRR over the newest windows is below this share of its mean over all
 windows."""
@@ -34,8 +34,8 @@ windows."""
 class Lately:
     """Mean MRR over the newest windows, by the measure of the headline.
 
-    live: of the versions that served. rule_name, rule: the best rule over these windows.
-    is_below_rule: whether live is below the rule by more than chance explains.
+    live: of the versions that served. rule_name, rule: name and MRR of the best rule over these
+    windows. is_below_rule: whether live is below the rule by more than chance explains.
     """
 
     num_windows: int
@@ -50,15 +50,14 @@ class Headline:
     """Mean MRR over the newest scored windows, each weighted by its number of compared events.
 
     num_windows: number of these windows. num_events: scored events in them. measure: "mrr_known",
-    the MRR over events with a known destination, of which there are num_compared; in windows of
-    older releases "mrr", over all events. live_all: of the versions that served, over all events.
-    live: of them, by the measure. rule_name, rule: the best rule over all of the windows.
-    over_rule: the difference of live and rule. nightly: of the nightly baseline. live_beside: of
-    the versions that served, over the events that the baseline scored; both are None if it scored
-    none of these windows, and both are over all events if an older release scored it. newest: the
-    last `NUM_NEWEST` windows alone; None if there are no others. mean_negatives: mean number of
-    negatives of an event. recurrence: share of the events whose pair was seen before, None in
-    windows of older releases.
+    the MRR over the num_compared events with a known destination; in windows of older releases
+    "mrr", over all events. live, live_all: of the versions that served, by the measure and over all
+    events. rule_name, rule: name and MRR of the best rule over these windows. over_rule: live minus
+    rule, with its interval. nightly: of the nightly baseline. live_beside: of the versions that
+    served, over the events that the baseline scored. Both are None if the baseline scored none of
+    these windows, and over all events if an older release scored them. newest: the last
+    `NUM_NEWEST` windows alone; None if there are no others. mean_negatives: per event. recurrence:
+    share of the events with a pair that had an event before, None in windows of older releases.
     """
 
     num_windows: int
@@ -92,8 +91,7 @@ class Headline:
         return self.newest is not None and self.newest.live < FALLEN_SHARE * self.live
 
     def notice(self) -> str:
-        """The notice of a model that is below the rule or fell, as a sentence; empty if it did
-        neither."""
+        """A sentence about a model that is below the rule or fell; empty for any other."""
         if self.is_below_rule:
             rule = f"the rule {self.rule_name}"
             return f"the model ranks below {rule} over the last {self.num_windows} windows"
@@ -119,13 +117,12 @@ class Headline:
 
 def headline_of(records: Sequence[WindowRecord]) -> Headline | None:
     """Compute the headline of the newest windows. Returns: None if none was scored yet."""
-    # Only windows in which the model and all rules have the same measure.
+    # Use only windows in which the model and all rules have the same measure.
     scored = comparable(newest_windows(records))
     if not scored:
         return None
 
-    # The baseline scores a part of a window's events, so the model is compared with it over those
-    # alone.
+    # The baseline scores a sample of a window's events; the model's figure is over that sample too.
     beside = [r.scores["nightly"] for r in scored if "mrr_live" in r.scores.get("nightly", {})]
     nightly, live_beside = _means_with_live(beside)
 
@@ -162,7 +159,7 @@ def headline_of(records: Sequence[WindowRecord]) -> Headline | None:
 def _means_with_live(
     nightly_scores: Sequence[Mapping[str, float]],
 ) -> tuple[float | None, float | None]:
-    """Mean MRR of the nightly baseline, and of the version that served over the same events: those
+    """Mean MRR of the nightly baseline, and of the versions that served over the same events: those
     with a known destination, or all events in windows of older releases. None without events.
 
     nightly_scores: the baseline's scores of each window that it scored.
@@ -172,7 +169,7 @@ def _means_with_live(
     known = [s for s in nightly_scores if set(columns) <= s.keys()]
     names = columns if known else ("mrr", "mrr_live", "events")
 
-    # Each window is weighted by the number of events that its figures are over.
+    # Weight each window by its number of compared events.
     scored = [[s[name] for name in names] for s in known or nightly_scores]
     num_events = sum(number for _, _, number in scored)
     if not num_events:

@@ -9,8 +9,8 @@ from streamd.eventlog.reader import LogReader
 EVERY_SECONDS = 60.0
 """Minimum interval between two checks of the log."""
 NEWEST_EDGES = 20_000
-"""Number of newest events that are checked. This takes some ten milliseconds, in which the event
-loop answers no request."""
+"""Number of newest events that are checked: more would block the event loop, and so all answers,
+for longer than some ten milliseconds."""
 
 
 class OddKeysOnPage:

@@ -13,15 +13,15 @@ from streamd.telemetry import metrics
 SAMPLE_SECONDS = 5.0
 """Interval of the samples."""
 NUM_SAMPLES = 120
-"""Samples that are kept: ten minutes."""
+"""Number of samples in memory: ten minutes."""
 ANSWERS = ("/v1/score", "/v1/recommend", "/v1/explain", "/v1/embeddings", "/v1/labels", "/v2/")
-"""Prefixes of the routes whose durations are counted."""
+"""Prefixes of the routes with sampled durations."""
 Buckets = dict[float, float]
-"""Upper bound of a histogram's bucket -> observations at or below it since the start."""
+"""Upper bound of a histogram's bucket -> number of observations at or below it."""
 
 
 class Pulse:
-    """Samples of the last ten minutes. Owner: the event loop's thread."""
+    """Samples of the server's metrics in the last ten minutes. Owner: the event loop's thread."""
 
     def __init__(self, rate: Callable[[], float], lag: Callable[[], float | None]) -> None:
         """rate: returns the events that the server reads per second. lag: returns the lag of
@@ -40,10 +40,10 @@ class Pulse:
         return {name: [sample[name] for sample in self._samples] for name in names}
 
     def sample(self) -> None:
-        """Append a sample of the observations since the last one."""
+        """Append a sample: of histograms, the observations since the last sample."""
         requests = buckets_of(metrics.request_seconds, ANSWERS)
         fresh = buckets_of(metrics.event_to_answer_seconds)
-        # Histograms only grow, so the difference of two readings has the observations in between.
+        # A histogram counts since the start, so take the difference of two readings.
         answers = less(requests, self._requests)
         shown = less(fresh, self._fresh)
         self._requests, self._fresh = requests, fresh
@@ -79,9 +79,9 @@ def less(now: Mapping[float, float], before: Mapping[float, float]) -> Buckets:
 
 
 def quantile(buckets: Buckets, share: float) -> float | None:
-    """A quantile by linear interpolation within a bucket, as Prometheus' histogram_quantile
-    computes it. Returns: None without observations; the last finite bound if the quantile is beyond
-    it."""
+    """Estimate a quantile by linear interpolation within a bucket, as Prometheus'
+    histogram_quantile. share: 0.5 for the median. Returns: None without observations; the largest
+    finite bound if the quantile is above it."""
     total = max(buckets.values(), default=0.0)
     if total <= 0:
         return None
@@ -90,7 +90,7 @@ def quantile(buckets: Buckets, share: float) -> float | None:
     for bound, count in sorted(buckets.items()):
         if count >= wanted:
             if math.isinf(bound):
-                # The bucket has no upper bound to interpolate to.
+                # The last bucket has no finite upper bound.
                 return below
             return below + (bound - below) * (wanted - before) / max(count - before, 1e-9)
         below, before = bound, count

@@ -15,15 +15,15 @@ from streamd.registry.registry import read_manifests
 from streamd.roles import RANK, rank_names
 from streamd.schema import Schema
 from streamd.server.engine.engine import Engine
-from streamd.server.engine.lag import ANSWERS_SECONDS
+from streamd.server.engine.lag import BROKER_SECONDS
+from streamd.server.page.dead_letters import DeadLettersOnPage
 from streamd.server.page.headline import headline_of
 from streamd.server.page.key_watch import OddKeysOnPage
-from streamd.server.page.letters import Letters
+from streamd.server.page.newest_events import newest_events
 from streamd.server.page.pulse import SAMPLE_SECONDS, Pulse
-from streamd.server.page.tap import newest_events
 from streamd.server.page.trend import Trend
 from streamd.server.page.trial_on_page import TrialOnPage
-from streamd.server.page.troubles import MachineFacts, Trouble, counts, find_troubles
+from streamd.server.page.troubles import MachineFacts, Trouble, find_troubles, is_expected
 from streamd.server.page.window_rows import edge_sets, window_row
 from streamd.settings.loading import LogSettings
 from streamd.telemetry.heartbeat import Beat, Heartbeat, read_beat, read_beats
@@ -31,17 +31,17 @@ from streamd.windows.history import HistoryReader
 from streamd.windows.version_scores import VersionScores, version_scores
 
 MAX_WINDOWS = 1000
-"""Newest windows that the page shows. It bounds the size of `/status.json`, which each open page
-requests often."""
+"""Maximum number of windows on the page. It bounds the size of `/status.json`, which each open page
+requests every few seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageSettings:
     """The settings that the page shows, and those from which it derives the expected roles.
 
-    roles: of this machine. schema: of a log that is made under these settings. time_unit: of the
-    topics' events. key_prefixes: the prefixes that sources add to keys. broker: addresses of Kafka.
-    trial: name of the trial that runs, "" for none. page_note: as in `ServerSettings`.
+    roles: of this machine. schema: of a new log under these settings. time_unit: of events in the
+    topics. key_prefixes: the prefixes that sources add to keys. broker: addresses of Kafka. trial:
+    name of the present trial, "" for none. Other fields: as in `Settings`.
     """
 
     data_dir: Path
@@ -70,15 +70,15 @@ class StatusPage:
         is_ready: Callable[[], tuple[bool, str]],
         beat: Heartbeat,
     ) -> None:
-        """is_ready: whether the server answers, and the reason if not, as `/readyz` reports it.
-        beat: of the server; it gets the troubles for `streamd doctor`."""
+        """is_ready: returns whether the server answers, and the reason if not, as in `/readyz`.
+        beat: the server's heartbeat, in which `streamd doctor` finds the troubles."""
         self._beat = beat
         self._is_ready = is_ready
         self._settings = settings
         self._engine = engine
         self._registry = registry
         self._history = HistoryReader(settings.data_dir)
-        self._letters = Letters(settings.data_dir)
+        self._letters = DeadLettersOnPage(settings.data_dir)
         self._odd_keys = OddKeysOnPage(lambda: engine.log, settings.key_prefixes)
         self._trend = Trend(lambda: engine.log, settings.window_seconds * 1_000_000)
         self._trial = TrialOnPage(settings.data_dir, settings.trial)
@@ -95,18 +95,17 @@ class StatusPage:
         }
 
     async def run(self) -> None:
-        """Take a sample every SAMPLE_SECONDS, until cancelled."""
+        """Sample metrics and heartbeats every SAMPLE_SECONDS, until cancelled."""
         while True:
             await self._trial.refresh()
             await asyncio.sleep(SAMPLE_SECONDS)
             self.pulse.sample()
             roles = self._roles()[1]
-            self._look(roles)
-            self._beat.note(troubles=[asdict(trouble) for trouble in self._red_and_late(roles)])
+            self._update_trend(roles)
+            self._beat.note(troubles=[asdict(trouble) for trouble in self._all_troubles(roles)])
 
-    def _red_and_late(self, roles: Mapping[str, Beat | None]) -> list[Trouble]:
-        """All problems on the page: its line of troubles, and its notices about answers, model and
-        trial."""
+    def _all_troubles(self, roles: Mapping[str, Beat | None]) -> list[Trouble]:
+        """The troubles of the machine, and the page's notices about answers, model and trial."""
         found = find_troubles(self._facts(roles))
         notices = []
         answers, why = self._is_ready()
@@ -120,19 +119,19 @@ class StatusPage:
         return found + [Trouble(text=notice, is_bad=False) for notice in notices]
 
     def _lag_seconds(self) -> float | None:
-        """The lag of answers in seconds, None if unknown. It is 0 if ingest has read all records
-        that Kafka reported lately and the server has read the whole log."""
+        """The lag of answers in seconds, None if unknown. It is 0 if ingest has read all records of
+        Kafka by a recent report, and the server has read the whole log."""
         log = self._engine.log
         beat = read_beat(self._settings.data_dir, "ingest")
         has_all = log is not None and log.num_edges == self._engine.status.edge
         if has_all and beat is not None and beat.alive and beat.detail.get("behind") == {}:
-            asked = beat.age_seconds + float(beat.detail["broker_age_seconds"])
-            if asked < ANSWERS_SECONDS:
+            broker_age = beat.age_seconds + float(beat.detail["broker_age_seconds"])
+            if broker_age < BROKER_SECONDS:
                 return 0.0
         return self._engine.lag_seconds()
 
-    def _look(self, roles: Mapping[str, Beat | None]) -> None:
-        self._trend.look(roles.get("ingest"), roles.get("train"))
+    def _update_trend(self, roles: Mapping[str, Beat | None]) -> None:
+        self._trend.read_heartbeats(roles.get("ingest"), roles.get("train"))
 
     def _server(self) -> dict[str, Any]:
         """The state of this server's engine."""
@@ -157,10 +156,10 @@ class StatusPage:
 
     def _machine(self) -> dict[str, Any]:
         """The log of this machine, its roles and its settings."""
-        # A log without a name has no leader's epoch, since no other machine follows it.
+        # A log without a name has no leader's term, since no other machine follows it.
         s = self._settings
         num_ranks, roles = self._roles()
-        self._look(roles)
+        self._update_trend(roles)
         position = read_position(s.data_dir) if s.log.name else None
         schema = self._engine.schema or s.schema
         return {
@@ -197,13 +196,15 @@ class StatusPage:
             up_seconds=time.monotonic() - self._begun,
             broker=s.broker,
             beats={
-                name: beat for name, beat in roles.items() if counts(name, beat, s.roles, s.workers)
+                name: beat
+                for name, beat in roles.items()
+                if is_expected(name, beat, s.roles, s.workers)
             },
             version="the rule" if status.version == RULE else f"version {status.version}",
             next_version=status.next_version if is_ready else None,
             memory_behind=status.edge - status.memory_edge if is_ready else 0,
             log_behind=log.num_edges - status.edge if log is not None and is_ready else 0,
-            unlearned_seconds=self._trend.unlearned_seconds,
+            no_progress_seconds=self._trend.no_progress_seconds,
             refusals=self._trend.refusals,
         )
 
@@ -212,8 +213,8 @@ class StatusPage:
         never ran."""
         beats = {beat.name: beat for beat in read_beats(self._settings.data_dir)}
 
-        # The trainer reports the actual number of ranks: torchrun may have started another number
-        # than the settings have.
+        # The trainer reports its number of ranks, which torchrun may have been given instead of
+        # that of the settings.
         train = beats.get("train")
         num_ranks = train.detail.get("ranks", 0) if train else 0
         num_ranks = num_ranks or self._settings.ranks
@@ -221,13 +222,12 @@ class StatusPage:
         for role in self._settings.roles:
             names += rank_names(num_ranks) if role == "train" else [role]
 
-        # Other roles and servers that left a heartbeat; ranks of an earlier, larger group are left
-        # out.
+        # Then other roles and servers with a heartbeat, without ranks of an earlier, larger group.
         names += [n for n in beats if n not in names and not n.startswith(RANK)]
         return num_ranks, {n: beats.get(n) for n in names}
 
     def _training(self, num_windows: int) -> dict[str, Any]:
-        """The windows that were trained, oldest first, and their headline."""
+        """The trained windows, oldest first, and their headline."""
         records = self._history.refresh()
         shown = records[-num_windows:] if num_windows else []
         sets = edge_sets(shown)
@@ -242,7 +242,7 @@ class StatusPage:
 
     def _models(self) -> dict[str, Any]:
         """The versions and the moves of the champion, newest first."""
-        # Moves are read before versions: a version is written before the move that names it.
+        # A version is written before the move that names it, so read the moves first.
         moves, num_moves = self._registry.journal.recent()
         last = self._registry.shown()
         manifests = read_manifests(self._registry)
@@ -266,8 +266,9 @@ class StatusPage:
         }
 
     def _version(self, m: Manifest, scores: Mapping[str, VersionScores]) -> dict[str, Any]:
-        """A version, with its scores over the windows that it scored; null before the first."""
-        # The manifest has the scores of the version before it.
+        """A version as JSON, with its scores over the windows that it scored; null before the
+        first."""
+        # Not the scores in its manifest: the version before it made them.
         of_it = scores.get(m.name)
         return {
             "name": m.name,
@@ -291,14 +292,14 @@ def _beat(beat: Beat) -> dict[str, Any]:
         "state": beat.state,
         "alive": beat.alive,
         "age_seconds": round(beat.age_seconds, 1),
-        # The page has its own troubles, which are newer.
+        # Without the troubles, since the page has newer ones.
         "detail": {key: value for key, value in beat.detail.items() if key != "troubles"},
     }
 
 
 def passed_over(registry: Registry) -> dict[str, str]:
-    """The entries of `models/` that the last read ignored because they are neither a version nor a
-    move -> the reason."""
+    """Entry of `models/` that is neither a version nor a move, so that the last read ignored it ->
+    the reason."""
     lines = registry.journal.passed_over.items()
     moves = {f"moves.jsonl: {line[:80].decode(errors='replace')}": why for line, why in lines}
     return {**registry.passed_over, **moves}

@@ -1,4 +1,5 @@
-"""The progress of training and the share of refused records over the last minutes."""
+"""Observes the heartbeats of trainer and ingest: the time without progress of training, and the
+share of refused records over the last minutes."""
 
 import time
 from collections import deque
@@ -14,24 +15,23 @@ from streamd.windows import next_window
 KEPT_SECONDS = 600.0
 """Period over which refused records are counted."""
 MAX_WAITING = 100
-"""Maximum number of waiting windows that are counted: each costs a search of the log."""
+"""Maximum number of waiting windows that are counted, since each needs a search in the log."""
 APART_SECONDS = 5.0
 """Minimum interval between two samples that are kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecentRefusals:
-    """Records that ingest read in the last ten minutes, and their dead letters. error: the newest
-    error of the reason that is most frequent since ingest started."""
+    """The numbers of records that ingest read in the last ten minutes, and of their dead letters.
+    error: the newest error of the reason that is most frequent since ingest started."""
 
-    records: int
-    letters: int
+    num_records: int
+    num_dead: int
     error: str
 
 
 class Trend:
-    """Follows the heartbeats of the trainer and of ingest over time. Owner: the event loop's
-    thread."""
+    """Keeps samples of the heartbeats of trainer and ingest. Owner: the event loop's thread."""
 
     def __init__(
         self,
@@ -51,16 +51,16 @@ class Trend:
         self.refusals: RecentRefusals | None = None
 
     @property
-    def unlearned_seconds(self) -> float | None:
-        """For how long a finished window has waited without any progress of the trainer; None if
+    def no_progress_seconds(self) -> float | None:
+        """Seconds that a finished window has waited without any progress of the trainer; None if
         none waits."""
         since = self._waiting_since
         return None if since is None else self._monotonic() - since
 
     def num_waiting(self, train: Beat | None) -> int:
-        """Number of windows that are over but not yet trained, at most MAX_WAITING. train: the
-        trainer's heartbeat, whose detail has the event id up to which it trained; None before the
-        first."""
+        """Number of finished windows that the trainer has not trained on, at most MAX_WAITING.
+        train: the trainer's heartbeat, with the event id up to which it trained; None if it never
+        ran."""
         log = self._log()
         if log is None:
             return 0
@@ -74,16 +74,16 @@ class Trend:
             return count
         return count
 
-    def look(self, ingest: Beat | None, train: Beat | None) -> None:
-        """Read the newest heartbeats."""
+    def read_heartbeats(self, ingest: Beat | None, train: Beat | None) -> None:
+        """Add the newest heartbeats."""
         now = self._monotonic()
-        self._look_at_learning(train, now)
+        self._update_waiting(train, now)
         if ingest is not None and "records" in ingest.detail:
             self._count(ingest.detail, now)
 
-    def _look_at_learning(self, train: Beat | None, now: float) -> None:
-        """Record the time since which a window waits. It starts again with each change of the
-        trainer's event id, state or share."""
+    def _update_waiting(self, train: Beat | None, now: float) -> None:
+        """Record the time since which a window waits without progress. Each change of the trainer's
+        event id, state or share is progress."""
         if train is None or "edge" not in train.detail:
             return
         at = (train.detail["edge"], train.state, train.detail.get("share"))
@@ -107,9 +107,9 @@ class Trend:
 
     def _count(self, detail: dict[str, Any], now: float) -> None:
         """Count the records and letters of the last ten minutes."""
-        records, letters = int(detail["records"]), int(detail["dead_letters"])
+        num_records, num_dead = int(detail["records"]), int(detail["dead_letters"])
         samples = self._samples
-        if samples and records < samples[-1][1]:
+        if samples and num_records < samples[-1][1]:
             # Ingest restarted, and counts from 0 again.
             samples.clear()
         while samples and samples[0][0] < now - KEPT_SECONDS:
@@ -117,13 +117,13 @@ class Trend:
 
         # If ingest started within the period, all that it counted is recent.
         young = float(detail["reading_seconds"]) < KEPT_SECONDS
-        first = samples[0][1:] if samples else (records, letters)
+        first = samples[0][1:] if samples else (num_records, num_dead)
         before = (0, 0) if young else first
         if not samples or now - samples[-1][0] >= APART_SECONDS:
-            samples.append((now, records, letters))
+            samples.append((now, num_records, num_dead))
         self.refusals = None
-        if letters > before[1]:
+        if num_dead > before[1]:
             error = str(detail["refused_mostly"])
             self.refusals = RecentRefusals(
-                records=records - before[0], letters=letters - before[1], error=error
+                num_records=num_records - before[0], num_dead=num_dead - before[1], error=error
             )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from streamd.number_texts import span
 from streamd.roles import RANK, SCORE, TRIAL, server_names
-from streamd.server.engine.lag import ANSWERS_SECONDS
+from streamd.server.engine.lag import BROKER_SECONDS
 from streamd.server.engine.status import NextVersion
 from streamd.server.page.trend import RecentRefusals
 from streamd.telemetry.heartbeat import (
@@ -18,39 +18,39 @@ from streamd.telemetry.heartbeat import (
 
 START_SECONDS = 60.0
 """A role without a heartbeat this long after the server's start did not start."""
-UNLEARNED_SECONDS = 180.0
-"""A finished window is a trouble if it waits this long without any progress of the trainer, which
-reports each part of its work within seconds."""
+NO_PROGRESS_SECONDS = 180.0
+"""A finished window is a trouble if it waits this long without any progress of the trainer. The
+trainer reports each part of its work within seconds."""
 REMOVED_SECONDS = 3600.0
-"""A role or server that the settings do not name counts as removed once its loop has not turned for
-this long."""
+"""A role or server that is not in the settings counts as removed this long after the last turn of
+its loop."""
 MANY_EVENTS = 10_000
-"""Minimum backlog of events that is reported: fewer are read within a second or two."""
+"""Minimum backlog of events that is a trouble: a smaller one is read within two seconds."""
 FEW_REFUSED = 0.01
-"""Minimum share of refused records that is reported; the table of dead letters has single ones."""
+"""Minimum share of refused records that is a trouble; the table of dead letters shows fewer."""
 MOST_REFUSED = 0.5
-"""From this share of refused records on, the settings do not fit the stream as a whole."""
+"""Share of refused records from which on the settings do not fit the stream at all."""
 AWAY = (
     "events wait there, and answers lack them; restore the broker or correct "
     "kafka.bootstrap_servers"
 )
-"""The consequence of an unreachable Kafka, and the operator's action."""
+"""The effect of an unreachable broker, and the operator's action."""
 UNLED = "events wait in Kafka, and answers lack them; start the leader, or let a standby lead"
-"""The consequence of a log without a leader, and the operator's action."""
+"""The effect of a log without a leader, and the operator's action."""
 FOLLOWER_WAITS = tuple(
     f"waiting for {why}" for why in ("broker", "leader", "manifest", "store", "disk", "lock")
 )
 """States in which a follower applies nothing."""
-WAITS = ("waiting for the clock", "asking for schemas", "schema registry away")
+WAITING_STATES = ("waiting for the clock", "asking for schemas", "schema registry away")
 """States in which ingest reads nothing for a reason other than Kafka."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trouble:
-    """One problem of the machine.
+    """One trouble of the machine.
 
-    text: one line. is_bad: whether something failed or was refused; otherwise it is late, and may
-    recover by itself. detail: the action or more context; may be empty.
+    text: one line. is_bad: True for a failure or refusal, False for a delay, which may end by
+    itself. detail: the action or more context; may be empty.
     """
 
     text: str
@@ -64,10 +64,11 @@ class MachineFacts:
 
     now: wall time in seconds. up_seconds: since the server started. broker: addresses of Kafka.
     beats: name of a role or server -> its heartbeat, None if it never ran. version: the one that
-    answers, in words. next_version: the one that is loading or catching up, if any. memory_behind:
-    events of the graph that the memory lacks; log_behind: events of the log that the graph lacks;
-    both are 0 before the server is ready. unlearned_seconds: for how long a finished window has
-    waited without progress, None if none waits. refusals: of the last minutes, if any.
+    answers, as text. next_version: the one that loads or catches up, if any. memory_behind: number
+    of events in the graph over which memory has not advanced; log_behind: number of events in the
+    log that the graph does not have; both are 0 before the server is ready. no_progress_seconds:
+    time that a finished window has waited without progress of the trainer, None if none waits.
+    refusals: of the last ten minutes, if any.
     """
 
     now: float
@@ -78,7 +79,7 @@ class MachineFacts:
     next_version: NextVersion | None
     memory_behind: int
     log_behind: int
-    unlearned_seconds: float | None
+    no_progress_seconds: float | None
     refusals: RecentRefusals | None
 
 
@@ -87,11 +88,11 @@ def _age(seconds: float) -> str:
     return span(round(seconds))
 
 
-def counts(name: str, beat: Beat | None, roles: Sequence[str], workers: int) -> bool:
-    """Whether a role that does not run is a trouble: a role of the settings, or any other one that
-    ran within the last hour.
+def is_expected(name: str, beat: Beat | None, roles: Sequence[str], workers: int) -> bool:
+    """Whether it is a trouble if a role does not run: True for ranks, for roles in the settings,
+    and for any other role that ran within REMOVED_SECONDS.
 
-    name, beat: of the role. roles, workers: of this machine. Ranks always count.
+    name, beat: of the role. roles, workers: of this machine, by its settings.
     """
     expected = name in roles or name.startswith(RANK) or name in server_names(workers)
     return expected or (beat is not None and beat.age_seconds < REMOVED_SECONDS)
@@ -110,15 +111,16 @@ def find_troubles(facts: MachineFacts) -> list[Trouble]:
 
 
 def _of_roles(facts: MachineFacts) -> Iterator[Trouble]:
-    """Roles that never ran, ended, hang, are stopped, or refused their data."""
+    """Yield a trouble for each role that never ran, ended, hangs, is stopped, or refused its
+    data."""
     for name, beat in facts.beats.items():
         if beat is None:
-            # A role of a machine that has just started is no trouble.
+            # Roles may take a while to start.
             if facts.up_seconds >= START_SECONDS:
                 yield Trouble(text=f"{name} never ran")
             continue
 
-        # Only a role's most severe trouble: the others follow from it.
+        # Report only the most severe trouble of a role: the others follow from it.
         silent = max(0.0, facts.now - beat.heartbeat_ns / 1e9)
         doing = f"its last state was: {beat.state}"
         if beat.state == REFUSED_STATE:
@@ -138,7 +140,7 @@ def _of_roles(facts: MachineFacts) -> Iterator[Trouble]:
 
 
 def _of_reading(facts: MachineFacts) -> Iterator[Trouble]:
-    """Reasons for which no events arrive although the roles that read them are alive."""
+    """Yield the reasons why no events arrive although the roles that read them are alive."""
     ingest, follow = facts.beats.get("ingest"), facts.beats.get("follow")
     if ingest is not None and ingest.alive:
         yield from find_kafka_troubles(facts.broker, ingest)
@@ -160,22 +162,21 @@ def find_following_troubles(name: str, beat: Beat) -> Iterator[Trouble]:
     elif (unheard := beat.detail.get("unheard_seconds")) is not None:
         # Brokers that do not answer are another state.
         unheard += beat.age_seconds
-        if unheard > ANSWERS_SECONDS:
+        if unheard > BROKER_SECONDS:
             text = f"no leader has sent a commit or heartbeat for {_age(unheard)}"
             yield Trouble(text=f"{text}: {UNLED}")
 
 
 def find_kafka_troubles(broker: str, beat: Beat) -> Iterator[Trouble]:
-    """Find the trouble with Kafka, if there is one. broker: its addresses. beat: of ingest."""
+    """Yield the trouble with Kafka, if there is one. broker: its addresses. beat: of ingest."""
     detail = beat.detail
     why = str(detail.get("why", ""))
-    # Until ingest has asked the broker once since its start, the broker's silence is no trouble.
+    # The time before the first question of ingest does not count as silence of the broker.
     was_asked = detail.get("broker_asked", True)
     silent = detail.get("broker_age_seconds", 0.0) if was_asked else -beat.age_seconds
     away = detail.get("unanswered_seconds", silent) + beat.age_seconds
 
-    # A broker that answers gives a reason; an unreachable one only has the time since its last
-    # answer.
+    # A broker that answers gives a reason; of an unreachable one only the silence is known.
     if topics := detail.get("missing_topics"):
         text = f"Kafka {broker} has no topic {', '.join(topics)}"
         if detail.get("was_read"):
@@ -184,18 +185,18 @@ def find_kafka_troubles(broker: str, beat: Beat) -> Iterator[Trouble]:
         yield Trouble(text=f"{text}, for {_age(missing)}", detail=why)
     elif detail.get("answers"):
         yield Trouble(text=f"Kafka {broker} does not serve ingest: {why}")
-    elif why and "unanswered_seconds" in detail or away > ANSWERS_SECONDS:
-        late = away > ANSWERS_SECONDS
+    elif why and "unanswered_seconds" in detail or away > BROKER_SECONDS:
+        late = away > BROKER_SECONDS
         text = f"Kafka {broker} has not answered for {_age(away)}"
         yield Trouble(text=f"{text}: {AWAY}" if late else text, is_bad=late, detail=why)
 
 
 def _of_ingest(beat: Beat) -> Iterator[Trouble]:
-    """Reasons within ingest itself."""
+    """Yield the reasons in ingest itself why no events arrive."""
     detail = beat.detail
     if beat.state == HELD_STATE:
         yield Trouble(text=f"ingest holds the first commit: {detail.get('held', 'see its log')}")
-    elif beat.state in WAITS:
+    elif beat.state in WAITING_STATES:
         yield Trouble(
             text=f"ingest is {beat.state}", is_bad=False, detail=str(detail.get("why", ""))
         )
@@ -205,29 +206,30 @@ def _of_ingest(beat: Beat) -> Iterator[Trouble]:
 
 def _of_learning(facts: MachineFacts) -> Iterator[Trouble]:
     train = facts.beats.get("train")
-    waited = facts.unlearned_seconds
-    if train is not None and waited is not None and waited >= UNLEARNED_SECONDS:
+    waited = facts.no_progress_seconds
+    if train is not None and waited is not None and waited >= NO_PROGRESS_SECONDS:
         doing = f"a finished window waits to be trained; the trainer is {train.state}; read its log"
         yield Trouble(text=f"no training progress for {_age(waited)}", detail=doing)
 
 
 def _of_refusals(facts: MachineFacts) -> Iterator[Trouble]:
-    """Recent dead letters, if they are at least FEW_REFUSED of the records."""
+    """Yield a trouble if recent dead letters are at least FEW_REFUSED of the records."""
     refused = facts.refusals
-    if refused is None or refused.letters < FEW_REFUSED * refused.records:
+    if refused is None or refused.num_dead < FEW_REFUSED * refused.num_records:
         return
     # One record may hold several events.
-    unit = "records" if refused.letters <= refused.records else "events and records"
+    unit = "records" if refused.num_dead <= refused.num_records else "events and records"
     yield Trouble(
-        text=f"{refused.letters:,} of {refused.records:,} {unit} refused: {refused.error}",
-        is_bad=refused.letters >= MOST_REFUSED * refused.records,
+        text=f"{refused.num_dead:,} of {refused.num_records:,} {unit} refused: {refused.error}",
+        is_bad=refused.num_dead >= MOST_REFUSED * refused.num_records,
         detail="the last ten minutes; the table of dead letters has examples",
     )
 
 
 def _of_answering(facts: MachineFacts) -> Iterator[Trouble]:
-    """Answers that lack events, or that another version gives than the one that should."""
-    # The version that should answer still catches up.
+    """Yield a trouble if the next version catches up for long, or if graph or memory lack many
+    events."""
+    # The next version still catches up.
     coming = facts.next_version
     if coming is not None:
         name = "the rule" if coming.name is None else f"version {coming.name}"
@@ -235,7 +237,7 @@ def _of_answering(facts: MachineFacts) -> Iterator[Trouble]:
         until = f"{facts.version} answers until then"
         yield Trouble(text=f"{name} catches up, {share}, {until}", is_bad=False)
 
-    # Events that the graph or memory lacks.
+    # Graph or memory lack events.
     if facts.log_behind >= MANY_EVENTS:
         text = f"answers are {facts.log_behind:,} events behind the log"
         yield Trouble(text=text, is_bad=False)

@@ -19,8 +19,8 @@ from streamd.windows.over_rule import are_newest_worse, over_rule
 
 
 def window_row(r: WindowRecord) -> dict[str, Any]:
-    """A window as JSON, with the scores of each model and rule. compared_by: the measure that all
-    of them have."""
+    """A window as JSON, with the scores of each model and rule. Its field `compared_by` names the
+    measure that all of them have."""
 
     # Label heads have other measures, and are left out.
     def by_model(measure: str) -> dict[str, float]:
@@ -53,15 +53,18 @@ def window_row(r: WindowRecord) -> dict[str, Any]:
 
 
 def edge_sets(records: Sequence[WindowRecord]) -> list[dict[str, Any]]:
-    """The scores of each edge set over all windows that have the same rules as its newest one: its
-    scored events, their mean number of negatives, and the MRR of the version that served and of the
-    best rule over events with a known destination, also in the newest window. Also whether either
-    MRR is below the rule by more than chance explains. Empty if the log has one edge set."""
+    """The scores of each edge set as JSON, over all windows with the same rules as its newest one.
+
+    For each set: its scored events, their mean number of negatives, and the MRR of the versions
+    that served and of the best rule over events with a known destination, in all these windows and
+    in the newest one; and whether the model is below the rule by more than chance explains. Empty
+    if the log has one edge set.
+    """
     names = dict.fromkeys(name for record in records for name in record.edge_sets)
     out = []
     for name in names:
         own = comparable([r.edge_sets[name] for r in records if name in r.edge_sets])
-        # An edge set may have another best rule than the log, and another one in its newest window.
+        # The best rule may differ between the log and an edge set, and in the newest window.
         rule_name, rule = best_rule(own)
         newest_name, newest_rule = best_rule(own[-1:])
         out.append(

@@ -20,24 +20,24 @@ from streamd.server.v1.trial_unit import TrialUnit
 from streamd.serving.requests import Explain, Recommend, Score, Similar, supposes
 
 NOT_EXACT = (
-    "exact scores all nodes between other requests, and features and context hold for one moment: "
-    "leave out one or the other"
+    "exact runs between other requests, but features and context exist for one request only: leave "
+    "out one or the other"
 )
 MAX_REASONS = 100
-"""Maximum k of a recommendation with reasons: each node takes as many scores as there are groups of
-facts."""
+"""Maximum k of a recommendation with reasons: the reason of each node needs a score for each group
+of facts."""
 
 
 def to_score(state: ServerState, body: ScoreRequest) -> Score:
     """Convert a score request. Raises: HTTPException, as do the other functions here."""
-    # Checked before the keys are converted, which takes the event loop time for a long list.
+    # Check the length first, since the conversion of a long list would block the event loop.
     limit = state.settings.server.max_candidates
     if len(body.dst) > limit:
         raise HTTPException(
             422, f"{len(body.dst)} candidates, at most {limit} (server.max_candidates)"
         )
     edge_set = state.sets.edge_set(body.edge_set)
-    source, target = state.sets.ends(edge_set)
+    source, target = state.sets.endpoint_sets(edge_set)
     dst = tuple(in_set(target, key) for key in body.dst) if target else tuple(body.dst)
     return Score(
         src=in_set(source, body.src),
@@ -53,7 +53,8 @@ def to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
     """Convert a recommendation request."""
     edge_set = state.sets.edge_set(body.edge_set)
     state.sets.check_kind(body.kind)
-    source, target = state.sets.ends(edge_set)
+    source, target = state.sets.endpoint_sets(edge_set)
+    # Refuse parts that exclude one another before the filters are converted.
     if body.reasons and body.k > MAX_REASONS:
         raise HTTPException(422, f"k: {body.k} nodes with reasons, at most {MAX_REASONS}")
     new = state.new_sources.read(body, edge_set)
@@ -76,7 +77,7 @@ def to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
 
 def check_batch(state: ServerState, requests: Sequence[Score | Recommend]) -> None:
     """Check the number of requests in a batch. Raises: HTTPException."""
-    # Its weight, as of a pass of the engine.
+    # The weight of the batch, as the engine's queue counts it.
     limit = state.settings.server.max_batch
     weight = sum(map(weight_of, requests))
     if weight > limit:
@@ -86,14 +87,15 @@ def check_batch(state: ServerState, requests: Sequence[Score | Recommend]) -> No
             f"or context counts {SUPPOSED_WEIGHT}",
         )
 
-    # An exact recommendation makes a search of all of the batch.
+    # One exact recommendation turns the whole batch into searches.
     is_exact = any(isinstance(request, Recommend) and request.exact for request in requests)
     if is_exact and any(map(supposes, requests)):
         raise HTTPException(422, NOT_EXACT)
 
 
 def empty_hint(body: RecommendRequest) -> str:
-    """The reason why an answer has no node, by the filters of its request; empty if it has none."""
+    """The reason why the filters of a request leave no node; empty for a request without
+    filters."""
     filters = {
         "kind": body.kind is not None,
         "only": body.only is not None,
@@ -101,7 +103,7 @@ def empty_hint(body: RecommendRequest) -> str:
         "where": bool(body.where),
         "exclude_seen": body.exclude_seen,
     }
-    # With one filter, the hint names its effect; with several, any of them may be the cause.
+    # With one filter the cause is known; with several, the hint names them all.
     given = [name for name, is_given in filters.items() if is_given]
     if given == ["kind"]:
         return f"no destination has the kind {body.kind!r} (text before the first ':')"
@@ -116,7 +118,7 @@ def to_similar(state: ServerState, body: SimilarRequest) -> Similar:
     """Convert a request for similar nodes."""
     edge_set = state.sets.edge_set(body.edge_set)
     state.sets.check_kind(body.kind)
-    target = state.sets.ends(edge_set)[1]
+    target = state.sets.endpoint_sets(edge_set)[1]
     return Similar(
         node=in_set(target, body.node),
         k=body.k,
@@ -129,7 +131,7 @@ def to_similar(state: ServerState, body: SimilarRequest) -> Similar:
 def to_explain(state: ServerState, body: ExplainRequest) -> Explain:
     """Convert a request for an explanation."""
     edge_set = state.sets.edge_set(body.edge_set)
-    source, target = state.sets.ends(edge_set)
+    source, target = state.sets.endpoint_sets(edge_set)
     src, dst = in_set(source, body.src), in_set(target, body.dst)
     return Explain(src, dst, _time_us(state, body.time), edge_set)
 

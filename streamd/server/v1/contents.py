@@ -30,8 +30,8 @@ def as_of(state: ServerState, answer: Answer) -> AsOf:
 
 
 def hint_field(state: ServerState, node: Key, answer: Answer) -> dict[str, str]:
-    """The field `hint` of an answer about a node, if a key in the request has the wrong type, or
-    its time looks like one of another unit."""
+    """The field `hint` of a response, if a key of the request may have the wrong type, or its time
+    another unit; empty otherwise. node: as in `ServerState.key_hint`."""
     hint = state.key_hint(node, answer) or state.time_hint(answer)
     return {"hint": hint} if hint else {}
 
@@ -42,11 +42,11 @@ def score_content(
     request: Score | Recommend,
     answer: Answer,
 ) -> dict[str, Any]:
-    """The content of a `ScoreResponse` as a dict: creating and validating a hundred small pydantic
-    models takes longer than scoring them. If the request is in a trial, its impression is sent."""
+    """The content of a `ScoreResponse` as a dict: it takes longer to make and validate a hundred
+    small pydantic models than to score the nodes. In a trial, this also sends the impression."""
     rows = zip(answer.dst, answer.scores, answer.known, strict=True)
     scores: list[dict[str, Any]] = [{"dst": plain(d), "score": s, "known": k} for d, s, k in rows]
-    # An answer without reasons has no such field.
+    # Only an answer with reasons has the field `reason`.
     for one, reason in zip(scores, answer.reasons, strict=False):
         one["reason"] = reason
     content = {
@@ -66,14 +66,14 @@ def score_content(
 def recommendation_content(
     state: ServerState, body: RecommendRequest, request: Recommend, answer: Answer
 ) -> dict[str, Any]:
-    """As `_score_content`, with a hint if the filters of the request leave no node."""
+    """As `score_content`, with a hint if the filters of the request leave no node."""
     content = score_content(state, body, request, answer)
     hint = "" if answer.dst or "hint" in content else empty_hint(body)
     return content | ({"hint": hint} if hint else {})
 
 
 def explanation_content(state: ServerState, request: Explain, answer: Answer) -> dict[str, Any]:
-    """The content of an `ExplainResponse`, as a dict for the same reason as in `_score_content`."""
+    """The content of an `ExplainResponse`, a dict for the same reason as in `score_content`."""
     explanation = answer.explanation
     assert explanation is not None
     return {

@@ -70,17 +70,17 @@ class ErasureResponse(BaseModel):
     "/erase", tags=["operating"], status_code=202, dependencies=[Depends(require_admin_key)]
 )
 def erase(body: EraseRequest, state: State) -> ErasureResponse:
-    """Erase nodes: delete them, make the deletes physical, and prove it. The request survives
-    restarts."""
+    """Erase nodes: delete them, remove their bytes, and prove that they are gone. The request
+    survives restarts."""
     settings = state.settings
-    # Each node once, so that the counts in the answer are of nodes.
+    # Drop repeated nodes, so that the counts in the answer are of nodes.
     keys = list(dict.fromkeys(nodes_of(state, body)))
     if len(keys) > MAX_NODES:
         raise HTTPException(422, f"{len(keys):,} nodes in one request, at most {MAX_NODES:,}")
     if body.topic and body.topic not in settings.kafka.topics:
         names = ", ".join(settings.kafka.topics)
         raise HTTPException(422, f"ingest does not read topic {body.topic!r}; it reads {names}")
-    # Imported here: a server needs Kafka's client for nothing else.
+    # Imported here: only this route needs the Kafka client.
     from streamd.ingest.delete_events import topic_for_deletes
 
     try:
@@ -88,7 +88,7 @@ def erase(body: EraseRequest, state: State) -> ErasureResponse:
     except SettingsError as error:
         raise HTTPException(422, str(error)) from None
     requests = ErasureRequests(settings.data_dir)
-    # Each open request is a file, and is checked once a second.
+    # Each open request is a file that is checked once a second.
     if requests.num_open >= MAX_OPEN:
         raise HTTPException(429, f"{MAX_OPEN:,} requests to erase are open", {"Retry-After": "60"})
     return _answer(requests.add(keys, body.topic))
@@ -99,7 +99,7 @@ def erasure(
     request: Annotated[str, Path(min_length=1, max_length=64)], state: State
 ) -> ErasureResponse:
     """The progress of a request to erase nodes: the reason why it waits, and finally its proof."""
-    # An id is hexadecimal; anything else must not become a path.
+    # An id is hexadecimal; any other text could name a path.
     is_id = re.fullmatch("[0-9a-f]+", request) is not None
     found = ErasureRequests(state.settings.data_dir).read(request) if is_id else None
     if found is None:

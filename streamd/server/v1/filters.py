@@ -1,4 +1,4 @@
-"""Reads the filters and the diversity of requests."""
+"""Converts the filters and the diversity of requests, by the declared features of nodes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ BOUNDS = ("gt", "gte", "lt", "lte")
 """Fields of a range of numbers."""
 
 MAX_SHOWN = 64
-"""Characters of a value that an error repeats."""
+"""Maximum number of characters of a value in an error."""
 
 
 class _Column(NamedTuple):
@@ -40,7 +40,7 @@ class _Column(NamedTuple):
 
 
 class Filters:
-    """Reads filters by the declared node features. Owner: the server's state."""
+    """Converts filters by the declared node features. Owner: the server's state."""
 
     def __init__(self, schema: Schema, max_length: int) -> None:
         """max_length: maximum number of keys or values in one list of a request
@@ -59,7 +59,7 @@ class Filters:
             self._features.append(columns)
 
     def read(self, body: RecommendRequest | SimilarRequest, node_set: int) -> NodeFilter:
-        """The filter of a request. node_set: number of the node set that the request is about.
+        """Convert the filter of a request. node_set: number of the set of the nodes in the answer.
         Raises: HTTPException."""
         only = None if body.only is None else self._keys("only", body.only, node_set)
         exclude = self._keys("exclude", body.exclude, node_set)
@@ -67,8 +67,8 @@ class Filters:
         return NodeFilter(kind=body.kind, only=only, exclude=exclude, where=tuple(conditions))
 
     def diversity(self, body: Diversity | None, node_set: int) -> ValueLimit | None:
-        """The diversity of a request, None if it has none. Raises: HTTPException."""
-        # Without a limit all nodes may share a value.
+        """Convert the diversity of a request, None if it has none. Raises: HTTPException."""
+        # Without it any number of nodes may share a value.
         if body is None:
             return None
         column = self._column("diversity", body.feature, node_set)
@@ -86,7 +86,7 @@ class Filters:
             )
 
     def _column(self, path: str, name: str, node_set: int) -> _Column:
-        """The feature of a name. path: its location in the request, for the error. Raises:
+        """The feature with a name. path: of the name in the request, for errors. Raises:
         HTTPException."""
         found = self._features[node_set].get(name)
         if found is None:
@@ -94,6 +94,7 @@ class Filters:
             raise HTTPException(
                 422, f"{path}: node set {self._names[node_set]} has no feature {name!r}{known}"
             )
+        # The log has no single value of a vector or a text.
         if found.declared.vector is not None:
             raise HTTPException(422, f"{path}: {name} is a vector, which has no single value")
         if found.declared.text is not None:
@@ -105,7 +106,7 @@ class Filters:
         return found
 
     def _condition(self, name: str, value: Any, node_set: int) -> FeatureCondition:
-        """The condition of a field of `where`. Raises: HTTPException."""
+        """Convert one field of `where`. Raises: HTTPException."""
         path = f"where.{name}"
         feature, declared, first, end = self._column("where", name, node_set)
         if declared.hash is not None:
@@ -120,7 +121,7 @@ class Filters:
             low, high = _range(path, value)
             return FeatureCondition(first=first, end=end, low=low, high=high)
 
-        # A single value is short for a list of one.
+        # A single value is short for a list with one value.
         values = value if isinstance(value, list) else [value]
         self._check_length(path, values, "values")
         numbers = tuple(_number(path, feature, declared, one) for one in values)
@@ -128,7 +129,7 @@ class Filters:
 
 
 def _number(path: str, feature: Feature, declared: FeatureSettings, value: Any) -> float:
-    """A feature's value as its number in the log: the index of its category, or the number itself.
+    """The number by which the log stores a value: the index of its category, or the value itself.
     Raises: HTTPException."""
     if value is None or isinstance(value, list | dict):
         raise HTTPException(422, f"{path}: {kind_of(value)} is no value of {declared.words}")
@@ -139,7 +140,7 @@ def _number(path: str, feature: Feature, declared: FeatureSettings, value: Any) 
     if declared.categories is None:
         return _float32(path, numbers[0])
 
-    # The last column is for all values that are no declared category.
+    # The last column is for all values that are not declared, so a filter cannot name one.
     number = numbers.index(1.0)
     if number == len(declared.categories):
         text = text_of(value)[:MAX_SHOWN]
@@ -149,13 +150,13 @@ def _number(path: str, feature: Feature, declared: FeatureSettings, value: Any) 
 
 
 def _range(path: str, bounds: Mapping[str, Any]) -> tuple[float, float]:
-    """The lower and upper bound of a range, both inclusive. Raises: HTTPException."""
+    """Convert a range to its lower and upper bound, both inclusive. Raises: HTTPException."""
     unknown = [name for name in bounds if name not in BOUNDS]
     if unknown or not bounds:
         what = f"has no {unknown[0]!r}" if unknown else "needs a bound"
         raise HTTPException(422, f"{path}: a range {what}; there are {', '.join(BOUNDS)}")
 
-    # The tightest of the bounds, in the log's float32.
+    # Combine the bounds in float32, the log's type.
     low, high = -np.inf, np.inf
     for name, value in bounds.items():
         if type(value) not in (int, float):
@@ -175,8 +176,8 @@ def _range(path: str, bounds: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _float32(path: str, number: float) -> float:
-    """A number as the log stores it. Raises: HTTPException if it is too large or NaN."""
-    # Written so that NaN fails too, since no comparison holds for it.
+    """A number as float32, the log's type. Raises: HTTPException if it is too large or NaN."""
+    # `not (x <= y)`: unlike `x > y`, it is also true for NaN.
     if not abs(number) <= MAX_FLOAT32:
         raise HTTPException(422, f"{path}: the number is out of range")
     return float(np.float32(number))

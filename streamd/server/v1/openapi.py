@@ -1,4 +1,5 @@
-"""Adds API keys, and the errors that any route may return, to the OpenAPI description."""
+"""Adds API keys, shared headers, and the errors that any route may return to the OpenAPI
+description."""
 
 from typing import Any
 
@@ -8,7 +9,7 @@ from streamd.server.engine.conditions import AFTER, LAG, MAX_LAG, POSITION
 from streamd.server.http.problems import MEDIA_TYPE
 from streamd.server.v1.schemas import Problem
 
-# Status -> description, the same for all routes: the envelope may refuse any request.
+# Status -> description. All routes have these errors, since the middleware may refuse any request.
 ERRORS = {
     "400": "invalid request",
     "401": "an API key is required",
@@ -25,7 +26,7 @@ ERRORS = {
     "504": "the log did not reach the position in streamd-after; retry later",
 }
 # Request headers of the operations that the engine answers: conditions on the answer.
-ASKED = [
+REQUEST_HEADERS = [
     {
         "name": AFTER,
         "in": "header",
@@ -43,7 +44,7 @@ ASKED = [
     },
 ]
 # Response headers of these operations.
-TOLD = {
+RESPONSE_HEADERS = {
     POSITION: {
         "description": "TERM.SEQ of the newest commit that the answer includes",
         "schema": {"type": "string"},
@@ -53,7 +54,7 @@ TOLD = {
         "schema": {"type": "number"},
     },
 }
-# Their 503 has the form of their other answers, not of an error.
+# Routes with an ordinary answer instead of a problem document at status 503.
 PLAIN = ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
 OPEN = (*PLAIN, "/v2")
 """Paths without a check of the API key."""
@@ -64,7 +65,8 @@ KEYS = {
 
 
 def describe(app: FastAPI) -> None:
-    """Make `app.openapi()` describe keys and shared errors, which FastAPI does not know."""
+    """Make `app.openapi()` describe keys, shared headers and shared errors, which FastAPI does not
+    know."""
     default = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -81,7 +83,7 @@ def describe(app: FastAPI) -> None:
         }
         schema["components"]["securitySchemes"] = KEYS
 
-        # Give each operation the errors in the form of its protocol.
+        # Add the errors to each operation, in the form of its protocol.
         for path, routes in schema["paths"].items():
             kind, form = (
                 ("application/json", "InferenceError")
@@ -90,8 +92,8 @@ def describe(app: FastAPI) -> None:
             )
             for operation in routes.values():
                 if "answers" in operation["tags"] or path.endswith("/infer"):
-                    operation["parameters"] = [*operation.get("parameters", ()), *ASKED]
-                    operation["responses"]["200"]["headers"] = TOLD
+                    operation["parameters"] = [*operation.get("parameters", ()), *REQUEST_HEADERS]
+                    operation["responses"]["200"]["headers"] = RESPONSE_HEADERS
                 if path not in OPEN:
                     operation["security"] = [{name: []} for name in KEYS]
                 for status, description in ERRORS.items():

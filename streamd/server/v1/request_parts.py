@@ -29,8 +29,8 @@ NodeSetName = Annotated[
 ]
 
 MAX_CONTEXT = 64
-"""Maximum number of events in a context: the facts remember the last 16 partners of a node, and of
-older events little more than their number."""
+"""Maximum number of events in a context. The facts of a node depend on its last 16 partners; older
+events change little more than counts."""
 
 
 class ContextEvent(RequestBody):

@@ -20,7 +20,13 @@ from streamd.server.http.completion import complete_prefix
 from streamd.server.http.fast_routes import DirectRoute
 from streamd.server.http.query_names import refuse_unknown_parameters
 from streamd.server.page.status import passed_over
-from streamd.server.state import Asked, ServerState, State, require_admin_key, require_key
+from streamd.server.state import (
+    AnswerConditions,
+    ServerState,
+    State,
+    require_admin_key,
+    require_key,
+)
 from streamd.server.v1.bodies import (
     check_batch,
     nodes_of,
@@ -90,57 +96,59 @@ NodePath = Annotated[str, Path(min_length=1, max_length=1024, examples=["user:74
 
 
 @direct.post("/score", tags=["answers"], response_model=ScoreResponse)
-async def score(body: ScoreRequest, state: State, asked: Asked) -> Response:
+async def score(body: ScoreRequest, state: State, conditions: AnswerConditions) -> Response:
     """Score candidate destinations of a source with the version that serves now."""
     request = to_score(state, body)
-    answer = await state.engine.ask(request, asked)
+    answer = await state.engine.ask(request, conditions)
     return _json(score_content(state, body, request, answer), answer)
 
 
 @direct.post("/score/batch", tags=["answers"], response_model=list[ScoreResponse])
-async def score_batch(body: ScoreBatch, state: State, asked: Asked) -> Response:
+async def score_batch(body: ScoreBatch, state: State, conditions: AnswerConditions) -> Response:
     """Several requests of `/v1/score`, answered in their order; if one fails, all do."""
     _check_batch(state, len(body.requests))
     requests = [to_score(state, one) for one in body.requests]
     check_batch(state, requests)
-    answers = await state.engine.ask_all(requests, asked)
+    answers = await state.engine.ask_all(requests, conditions)
     rows = zip(body.requests, requests, answers, strict=True)
     scored = [score_content(state, own, r, a) for own, r, a in rows]
     return _json(scored, answers[0])
 
 
 @direct.post("/recommend", tags=["answers"], response_model=ScoreResponse)
-async def recommend(body: RecommendRequest, state: State, asked: Asked) -> Response:
+async def recommend(body: RecommendRequest, state: State, conditions: AnswerConditions) -> Response:
     """The k most likely next destinations of a source, best first."""
     request = to_recommend(state, body)
-    answer = await state.engine.ask(request, asked)
+    answer = await state.engine.ask(request, conditions)
     return _json(recommendation_content(state, body, request, answer), answer)
 
 
 @direct.post("/recommend/batch", tags=["answers"], response_model=list[ScoreResponse])
-async def recommend_batch(body: RecommendBatch, state: State, asked: Asked) -> Response:
+async def recommend_batch(
+    body: RecommendBatch, state: State, conditions: AnswerConditions
+) -> Response:
     """Several requests of `/v1/recommend`, answered in their order; if one fails, all do."""
     _check_batch(state, len(body.requests))
     requests = [to_recommend(state, one) for one in body.requests]
     check_batch(state, requests)
-    answers = await state.engine.ask_all(requests, asked)
+    answers = await state.engine.ask_all(requests, conditions)
     rows = zip(body.requests, requests, answers, strict=True)
     found = [recommendation_content(state, own, r, a) for own, r, a in rows]
     return _json(found, answers[0])
 
 
 @direct.post("/similar", tags=["answers"], response_model=SimilarResponse)
-async def similar(body: SimilarRequest, state: State, asked: Asked) -> Response:
+async def similar(body: SimilarRequest, state: State, conditions: AnswerConditions) -> Response:
     """The k destinations most similar to a given one, by the model's embeddings or by the partners
     that they shared lately."""
     request = to_similar(state, body)
-    answer = await state.engine.ask(request, asked)
+    answer = await state.engine.ask(request, conditions)
     if body.by == "embedding" and not answer.embedding:
         raise HTTPException(
             404, f"version {answer.version} has no embeddings; use by=partners instead"
         )
 
-    # The engine orders them, most similar first.
+    # The engine has ordered them, most similar first.
     found = zip(answer.dst, answer.scores, strict=True)
     content = {
         "node": body.node,
@@ -174,26 +182,26 @@ async def nodes(
 async def embedding(
     node: NodePath,
     state: State,
-    asked: Asked,
+    conditions: AnswerConditions,
     response: Response,
     integer: bool = False,
     node_set: NodeSetQuery = None,
 ) -> EmbeddingResponse:
     """The embedding of a node; `integer=true` if its key is an integer."""
     key = in_set(state.sets.node_set(node_set), key_of_path(node, integer))
-    answer = await state.engine.ask(Embedding(key), asked)
+    answer = await state.engine.ask(Embedding(key), conditions)
     response.headers.update(headers_of(answer.seen))
     return _embedding_response(state, key, answer)
 
 
 @router.post("/embeddings", tags=["answers"], response_model_exclude_unset=True)
 async def embeddings(
-    body: NodesRequest, state: State, asked: Asked, response: Response
+    body: NodesRequest, state: State, conditions: AnswerConditions, response: Response
 ) -> list[EmbeddingResponse]:
     """The embeddings of several nodes, in their order."""
     _check_batch(state, len(body.nodes))
     keys = nodes_of(state, body)
-    answers = await state.engine.ask_all([Embedding(key) for key in keys], asked)
+    answers = await state.engine.ask_all([Embedding(key) for key in keys], conditions)
     response.headers.update(headers_of(answers[0].seen))
     return [
         _embedding_response(state, key, answer) for key, answer in zip(keys, answers, strict=True)
@@ -204,35 +212,35 @@ async def embeddings(
 async def labels(
     node: NodePath,
     state: State,
-    asked: Asked,
+    conditions: AnswerConditions,
     response: Response,
     integer: bool = False,
     node_set: NodeSetQuery = None,
 ) -> LabelsResponse:
     """The model's prediction of a node's labels; `integer=true` if its key is an integer."""
     key = in_set(state.sets.node_set(node_set), key_of_path(node, integer))
-    answer = await state.engine.ask(Label(key), asked)
+    answer = await state.engine.ask(Label(key), conditions)
     response.headers.update(headers_of(answer.seen))
     return _labels_response(state, key, answer)
 
 
 @router.post("/labels", tags=["answers"], response_model_exclude_unset=True)
 async def labels_of_many(
-    body: NodesRequest, state: State, asked: Asked, response: Response
+    body: NodesRequest, state: State, conditions: AnswerConditions, response: Response
 ) -> list[LabelsResponse]:
     """The model's predictions of several nodes' labels, in their order."""
     _check_batch(state, len(body.nodes))
     keys = nodes_of(state, body)
-    answers = await state.engine.ask_all([Label(key) for key in keys], asked)
+    answers = await state.engine.ask_all([Label(key) for key in keys], conditions)
     response.headers.update(headers_of(answers[0].seen))
     return [_labels_response(state, key, answer) for key, answer in zip(keys, answers, strict=True)]
 
 
 @direct.post("/explain", tags=["answers"], response_model=ExplainResponse)
-async def explain(body: ExplainRequest, state: State, asked: Asked) -> Response:
+async def explain(body: ExplainRequest, state: State, conditions: AnswerConditions) -> Response:
     """The parts that make up the score of one candidate."""
     request = to_explain(state, body)
-    answer = await state.engine.ask(request, asked)
+    answer = await state.engine.ask(request, conditions)
     return _json(explanation_content(state, request, answer), answer)
 
 
@@ -259,7 +267,7 @@ async def events(body: EventsRequest, state: State) -> EventsResponse:
         raise HTTPException(422, "bad_json: a number is out of range") from None
     topic = state.forwarder.topic
     tokens = [RecordToken(topic, partition, offset) for partition, offset in places]
-    # In ascending order, so that the last offset of each partition wins.
+    # Ascending offsets: the dict keeps the last of each partition.
     newest = dict(sorted(places)).items()
     return EventsResponse(
         topic=topic,
@@ -276,7 +284,7 @@ def schema(state: State) -> SchemaResponse:
 
 
 # Versions
-ASKED: dict[int | str, dict[str, Any]] = {
+ACCEPTED: dict[int | str, dict[str, Any]] = {
     202: {
         "model": MoveRequested,
         "description": "requested from the trainer on another machine, or waiting for ingest",
@@ -289,7 +297,7 @@ ASKED: dict[int | str, dict[str, Any]] = {
     tags=["models"],
     dependencies=[Depends(require_admin_key)],
     response_model=Moved,
-    responses=ASKED,
+    responses=ACCEPTED,
 )
 def rollback(body: MoveRequest, state: State) -> Moved | JSONResponse:
     """Make the last proven version the champion; the trainer continues from it."""
@@ -301,7 +309,7 @@ def rollback(body: MoveRequest, state: State) -> Moved | JSONResponse:
     tags=["models"],
     dependencies=[Depends(require_admin_key)],
     response_model=Moved,
-    responses=ASKED,
+    responses=ACCEPTED,
 )
 def promote(
     version: Annotated[str, Path(max_length=64)], body: MoveRequest, state: State
@@ -320,7 +328,7 @@ def request_outcome(
     """The outcome of a request that was answered with 202."""
     outcome = outcome_of(state.registry, request)
     if isinstance(outcome, Waiting):
-        # Without other machines a move waits at most for ingest.
+        # Without other machines, a move waits for ingest only.
         on_its_way = state.registry.journal.is_on_its_way(request)
         if state.moves is state.registry and not on_its_way:
             raise HTTPException(404, f"there is no request {request!r}")
@@ -333,7 +341,7 @@ def request_outcome(
 @router.get("/models", tags=["models"])
 def models(state: State) -> ModelsResponse:
     """All stored versions in the order of their windows' ends, and the champion."""
-    # The newest move names the champion, the manifests describe the versions.
+    # The newest move has the names of champion and shadow, the manifests have the rest.
     last = state.registry.shown()
     scale = scale_of(state)
     return ModelsResponse(
@@ -374,11 +382,11 @@ def _embedding_response(state: ServerState, key: Key, answer: Answer) -> Embeddi
 
 def _labels_response(state: ServerState, key: Key, answer: Answer) -> LabelsResponse:
     if answer.labels is None:
-        told = f"version {answer.version} predicts no labels"
+        text = f"version {answer.version} predicts no labels"
         declared = state.settings.model.labels
         if declared != "none" and state.settings.stream.label_dim:
-            raise NotReady(f"{told} yet; the next that the trainer learns does ({declared})")
-        raise HTTPException(404, f"{told}: set model.labels and stream.label_dim")
+            raise NotReady(f"{text} yet; the next that the trainer learns does ({declared})")
+        raise HTTPException(404, f"{text}: set model.labels and stream.label_dim")
     return LabelsResponse(
         node=plain(key),
         known=answer.src_known,

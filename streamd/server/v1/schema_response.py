@@ -6,13 +6,15 @@ from streamd.settings.sets import FeatureSettings, SetSettings
 
 
 def schema_response(settings: Settings) -> SchemaResponse:
-    """The declared sets, with the widths of their features in the log."""
+    """The declared sets, with the widths of their features in columns of the log."""
     schema = schema_of(settings)
     names = schema.node_set_names
     nodes = [
         NodeSetInfo(name=name, width=_width(schema.node_columns(i)), features=_features(one))
         for i, (name, one) in enumerate(node_sets(settings).items())
     ]
+
+    # Edge sets also name the node sets of their endpoints.
     edges = []
     for i, (name, declared) in enumerate(edge_sets(settings).items()):
         source, target = schema.ends_of(i)

@@ -1,4 +1,5 @@
-"""Answers in a trial: the arm of a unit chooses who answers, and each answer is an impression."""
+"""Answers in a trial: the unit's arm decides whether the champion or a rule answers, and each
+answer is sent as an impression."""
 
 import secrets
 from itertools import count
@@ -14,10 +15,7 @@ from streamd.trials.impressions import Impression, best_first, plain_keys
 
 
 class TrialAnswers:
-    """The trial of a server. Owner: the server's state.
-
-    sender: of the impressions.
-    """
+    """The present trial. Owner: the server's state. sender: of the impressions."""
 
     def __init__(self, settings: TrialSettings, sender: ImpressionSender) -> None:
         self._trial = settings.name
@@ -34,9 +32,9 @@ class TrialAnswers:
     def record(
         self, unit: str, request: Score | Recommend, answer: Answer, edge_set: str
     ) -> dict[str, Any]:
-        """Send the impression of an answer. edge_set: name. Returns: the fields that the trial adds
-        to the response."""
-        # The id is unique over processes and restarts, and means nothing.
+        """Send the impression of an answer. edge_set: its name. Returns: the fields `answer` and
+        `arm` of the response."""
+        # A random id, unique over processes and restarts.
         number = f"{self._process}-{next(self._numbers)}"
         arm = request.arm or CHAMPION
         dst = answer.dst if isinstance(request, Recommend) else best_first(answer)

@@ -41,7 +41,7 @@ def split(body: bytes, json_length: str | None) -> tuple[bytes, bytes]:
     """
     if json_length is None:
         return body, b""
-    # A body's length never has nine digits or more; longer texts are not parsed as a number.
+    # Bodies are shorter than nine digits of bytes, so a longer text is refused unparsed.
     if not re.fullmatch("[0-9]{1,9}", json_length) or int(json_length) > len(body):
         raise HTTPException(
             400, f"{JSON_LENGTH} is {json_length[:16]!r}, the body has {len(body)} bytes"
@@ -50,10 +50,11 @@ def split(body: bytes, json_length: str | None) -> tuple[bytes, bytes]:
 
 
 def take(name: str, size: object, rest: bytes) -> tuple[bytes, bytes]:
-    """Split off the bytes of an input. Returns: its bytes, and the bytes after them.
+    """Split off the bytes of one input.
 
-    name: of the input. size: its length in bytes, by the request. Raises: HTTPException if fewer
-    bytes are left.
+    name: of the input. size: its number of bytes by the request. rest: the bytes of this and later
+    inputs. Returns: the input's bytes, and the bytes after them. Raises: HTTPException if `rest`
+    has fewer.
     """
     if type(size) is not int or not 0 <= size <= len(rest):
         raise HTTPException(
@@ -76,7 +77,7 @@ def decode(name: str, datatype: str, count: int, raw: bytes) -> list[Any]:
             400, f"{name}: {datatype} is not supported as bytes, only BYTES and integers are"
         )
 
-    # Integers have a fixed size, so the number of values follows from the number of bytes.
+    # Integers have a fixed size, so the number of bytes must fit the number of values.
     dtype = np.dtype(DTYPES[datatype])
     if len(raw) != count * dtype.itemsize:
         raise HTTPException(
@@ -99,7 +100,7 @@ def _texts(name: str, count: int, raw: bytes) -> list[str]:
     while at < len(raw):
         begin = at + PREFIX_BYTES
         end = begin + int.from_bytes(raw[at:begin], "little")
-        # The length or the element itself may be cut off.
+        # The length, or the element itself, may be cut off.
         if end > len(raw) or begin > len(raw):
             raise HTTPException(
                 400, f"{name}: value {len(values)} ends after its tensor's {len(raw)} bytes"

@@ -1,7 +1,5 @@
-"""The Open Inference Protocol, version 2: the version that serves is the model `streamd`.
-
-It is for clients of inference servers such as Triton.
-"""
+"""The routes of the Open Inference Protocol, version 2, for clients of inference servers such as
+Triton. The version that serves is the model `streamd`."""
 
 import time
 from collections.abc import Callable, Coroutine
@@ -26,7 +24,7 @@ from streamd.server.http.fast_routes import (
     parse_body,
     whole,
 )
-from streamd.server.state import Asked, ServerState, State, require_key
+from streamd.server.state import AnswerConditions, ServerState, State, require_key
 from streamd.server.v1.request_parts import INT64
 from streamd.server.v2 import binary
 from streamd.serving.requests import Answer, Score
@@ -34,7 +32,7 @@ from streamd.serving.requests import Answer, Score
 MODEL = "streamd"
 TAG = "open inference protocol"
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
-"""The fully implemented extensions. Of `model_repository`, only the index is implemented."""
+"""The extensions that are implemented in full; of `model_repository` there is only the index."""
 UNSERVED = ("shared_memory_region", "classification")
 """Parameters that are refused because they would change the answer. Other unknown parameters are
 ignored."""
@@ -171,10 +169,10 @@ class InferRoute(DirectRoute):
             )
         body = expand_body(await whole(request), request.headers.get("content-encoding", ""))
         text, rest = binary.split(body, request.headers.get(binary.JSON_LENGTH))
-        asked = parse_body(model, text)
-        assert isinstance(asked, InferRequest)
-        _fill(asked.inputs, rest)
-        return asked
+        parsed = parse_body(model, text)
+        assert isinstance(parsed, InferRequest)
+        _fill(parsed.inputs, rest)
+        return parsed
 
 
 router = APIRouter(prefix="/v2", tags=[TAG])
@@ -192,12 +190,12 @@ INFER: dict[str, Any] = {
 
 
 async def inputs_of(state: ServerState) -> list[TensorInfo]:
-    """The inputs of the model. The datatype of keys follows from the log's keys; BYTES if there are
-    none, or both types."""
-    ends = [state.sets.ends(edge_set) for edge_set in range(state.sets.num_edge_sets)]
+    """The inputs of the model. Keys have the datatype of the log's keys: BYTES if there are texts,
+    both types, or no keys yet; otherwise INT64."""
+    pairs = [state.sets.endpoint_sets(number) for number in range(state.sets.num_edge_sets)]
     inputs = []
     for name, shape, node_sets in zip(
-        ("src", "dst"), ([-1], [-1, -1]), zip(*ends, strict=True), strict=True
+        ("src", "dst"), ([-1], [-1, -1]), zip(*pairs, strict=True), strict=True
     ):
         types = await state.key_types.of(state.engine.keys, set(node_sets))
         datatypes = [datatype for kind, datatype in KEY_DATATYPES.items() if kind in types]
@@ -261,29 +259,31 @@ async def version_ready(state: State, name: Name, version: Version) -> JSONRespo
 
 
 @asking.post("/infer", **INFER)
-async def infer(body: InferRequest, state: State, asked: Asked, name: Name) -> Response:
+async def infer(
+    body: InferRequest, state: State, conditions: AnswerConditions, name: Name
+) -> Response:
     """Scores of N x C pairs."""
-    return await _infer(body, state, asked, name, None)
+    return await _infer(body, state, conditions, name, None)
 
 
 @asking.post("/versions/{version}/infer", **INFER)
 async def infer_version(
-    body: InferRequest, state: State, asked: Asked, name: Name, version: Version
+    body: InferRequest, state: State, conditions: AnswerConditions, name: Name, version: Version
 ) -> Response:
     """Scores by that version; an error if another one serves."""
-    return await _infer(body, state, asked, name, version)
+    return await _infer(body, state, conditions, name, version)
 
 
 async def _infer(
-    body: InferRequest, state: ServerState, asked: Conditions, name: str, version: str | None
+    body: InferRequest, state: ServerState, conditions: Conditions, name: str, version: str | None
 ) -> Response:
     """Answer an infer request, and count it for the version that answered."""
     served = check(state, name, version)
     begun = time.perf_counter_ns()
     num_answers = 0
     try:
-        answers, columns, hint = await _answers(body, state, asked)
-        # The version may have changed between the check and the answer.
+        answers, columns, hint = await _answers(body, state, conditions)
+        # The version may have been swapped since the check.
         if version is not None and any(a.version != version for a in answers):
             raise HTTPException(404, f"version {version} is no longer served")
         response = _response(body, answers, columns, hint)
@@ -291,7 +291,7 @@ async def _infer(
         num_answers = len(answers)
         return response
     finally:
-        # A request also fails if its client disconnects, which cancels this task.
+        # This also runs if the client disconnects, which cancels the task.
         took = time.perf_counter_ns() - begun
         if num_answers:
             state.inferences.of(served).add_answer(num_answers, took)
@@ -300,11 +300,11 @@ async def _infer(
 
 
 async def _answers(
-    body: InferRequest, state: ServerState, asked: Conditions
+    body: InferRequest, state: ServerState, conditions: Conditions
 ) -> tuple[list[Answer], int, str]:
     """Answer the N rows of a request. Returns: the answers, the number C of columns of dst, and the
-    first hint about a key."""
-    # The keys; their shapes must agree.
+    first hint about a key, or ""."""
+    # Read the keys, and check that their shapes agree.
     tensors = {t.name: t for t in body.inputs}
     src, dst = (_keys(tensors.get(n), n, dims) for n, dims in (("src", 1), ("dst", 2)))
     rows, columns = tensors["dst"].shape
@@ -324,7 +324,7 @@ async def _answers(
     scale = MICROSECONDS[state.settings.stream.time_unit]
     times = [min(t * scale, 2**62) for t in _times(tensors.get("time"), rows)]
 
-    # Refuse unknown outputs before any computation.
+    # Refuse unknown outputs before the computation.
     for output_request in body.outputs or ():
         if output_request.name not in {o.name for o in OUTPUTS}:
             raise HTTPException(
@@ -333,18 +333,18 @@ async def _answers(
         _refuse_parameters(output_request.name, output_request.parameters)
     requests = []
     for i, edge_set in enumerate(_edge_sets(tensors.get("edge_set"), rows, state)):
-        source, target = state.sets.ends(edge_set)
+        source, target = state.sets.endpoint_sets(edge_set)
         candidates = tuple(in_set(target, d) for d in dst[i * columns : (i + 1) * columns])
         when = times[i] if times else None
         requests.append(Score(in_set(source, src[i]), candidates, when, edge_set))
-    answers = await state.engine.ask_all(requests, asked)
+    answers = await state.engine.ask_all(requests, conditions)
     hints = (state.key_hint(r.src, a) for r, a in zip(requests, answers, strict=True))
     return answers, columns, next(filter(None, hints), "")
 
 
 def _response(body: InferRequest, answers: list[Answer], columns: int, hint: str) -> Response:
     """Write the requested outputs in their order, each in the JSON or as bytes after it."""
-    # Both outputs if none is named.
+    # Without a list of outputs, write both.
     all_binary = (body.parameters or {}).get("binary_data_output") is True
     requested = body.outputs or [OutputWish(name=o.name) for o in OUTPUTS]
     outputs = []
@@ -367,7 +367,7 @@ def _response(body: InferRequest, answers: list[Answer], columns: int, hint: str
             output["data"] = values
         outputs.append(output)
 
-    # The JSON, then the bytes.
+    # Write the JSON, then the bytes.
     header: dict[str, Any] = {
         "model_name": MODEL,
         "model_version": answers[0].version,
@@ -386,10 +386,8 @@ def _response(body: InferRequest, answers: list[Answer], columns: int, hint: str
 
 
 def check(state: ServerState, name: str, version: str | None = None) -> str:
-    """Name of the version that serves.
-
-    Raises: HTTPException if the request is for another model or version.
-    """
+    """Check the model and version of a request. Returns: name of the version that serves. Raises:
+    HTTPException if the request is for another model or version."""
     if name != MODEL:
         raise HTTPException(404, f"there is no model {name!r}, only {MODEL!r}")
     served = state.engine.status.version
@@ -400,15 +398,14 @@ def check(state: ServerState, name: str, version: str | None = None) -> str:
 
 
 def _fill(inputs: list[InputTensor], rest: bytes) -> None:
-    """Give each input its values from the bytes after the JSON, if it has none in the JSON. rest:
-    those bytes.
+    """Set the values of inputs that are bytes after the JSON. rest: those bytes.
 
-    Raises: HTTPException if they do not fit the inputs.
+    Raises: HTTPException if the bytes do not fit the inputs.
     """
     for tensor in inputs:
         parameters = tensor.parameters or {}
         _refuse_parameters(tensor.name, parameters)
-        # Either bytes, in the order of the inputs, or data in the JSON.
+        # An input has either data in the JSON, or bytes, which follow in the order of the inputs.
         if binary.SIZE in parameters:
             if tensor.data is not None:
                 raise HTTPException(400, f"{tensor.name} has both data and {binary.SIZE}; send one")
@@ -449,7 +446,8 @@ def _keys(tensor: InputTensor | None, name: str, dims: int) -> list[PlainKey]:
             400, f"input {name!r} is required, with {dims} dimension{'s' * (dims > 1)}"
         )
 
-    # Texts or integers within the log's bounds for keys; Python's bool is an int, but no key.
+    # Accept texts and integers within the log's bounds for keys. Python's bool is an int, but no
+    # key.
     values = _flat(tensor)
     if tensor.datatype == "BYTES" and all(
         isinstance(v, str) and 0 < len(v) <= 1024 for v in values

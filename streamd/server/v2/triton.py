@@ -169,7 +169,7 @@ def repository_index(
     another."""
     served = state.engine.status.version
     (ready, why) = state.ready()
-    # The version that serves may be gone from the registry already, or be the rule.
+    # The version that serves may not be in the registry: it was removed since, or is the rule.
     names = state.registry.names()
     made = read_manifests(state.registry)
     servable = {m.name for m in made if state.registry.is_servable(m)}

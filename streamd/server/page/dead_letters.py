@@ -11,14 +11,14 @@ from streamd.ingest.dead_letters.purge import FOLDER
 from streamd.ingest.dead_letters.value_texts import value_text
 
 TAIL_BYTES = 1 << 20
-"""Bytes that are read from the end of the current file: some thousand letters."""
+"""Bytes that are read from the end of the current file: some thousand dead letters."""
 SHOWN_CHARACTERS = 300
-"""Characters of an example's value that the page shows."""
+"""Maximum number of characters of an example's value."""
 
 
-class Letters:
-    """Reads the current local file of dead letters, again whenever it changes. Owner: the event
-    loop's thread."""
+class DeadLettersOnPage:
+    """Reads the current local file of dead letters whenever it has changed. Owner: the event loop's
+    thread."""
 
     def __init__(self, data_dir: Path) -> None:
         self._path = data_dir / FOLDER / "current.jsonl"
@@ -26,8 +26,8 @@ class Letters:
         self._content: list[dict[str, Any]] = []
 
     def content(self) -> list[dict[str, Any]]:
-        """For each reason among the newest letters, their number and the newest example, the most
-        frequent reason first. Empty if ingest writes dead letters to a topic."""
+        """For each reason, the number of dead letters and the newest example, the most frequent
+        reason first. Empty if ingest writes dead letters to a topic."""
         try:
             status = self._path.stat()
             stamp = (status.st_size, status.st_mtime_ns)

@@ -1,5 +1,5 @@
-"""Holds requests with filters until all nodes were searched for the popular nodes that the filters
-allow."""
+"""Searches all nodes for the popular nodes that pass the filters of requests; the requests wait
+until the search is done."""
 
 import time
 from dataclasses import dataclass
@@ -8,22 +8,24 @@ from streamd.server.engine.queue import PendingBatch
 from streamd.serving.candidates import Candidates
 
 STEP_SECONDS = 0.002
-"""Time of a step, in which no request is answered."""
+"""Time of a step, in which the server answers nothing."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A batch that waits. num_prepared: number of its first requests that are prepared."""
+    """A batch that waits. num_prepared: number of its requests with a finished search, from the
+    first on."""
 
     batch: PendingBatch
     num_prepared: int = 0
 
 
-class Preparing:
-    """Batches that wait for the popular nodes of their filters, oldest first. Owner: the engine.
+class FilterPreparation:
+    """The batches that wait for the popular nodes of their filters, oldest first. Owner: the
+    engine.
 
-    One batch is prepared at a time: with many filters at once, each could evict the pool of another
-    before that pool is complete.
+    It prepares one batch at a time: several searches at once could evict each other's incomplete
+    pools from the cache.
     """
 
     def __init__(self) -> None:
@@ -37,8 +39,8 @@ class Preparing:
         self._waiting.append(_Waiting(batch))
 
     def step(self, candidates: Candidates) -> list[PendingBatch]:
-        """Search some more nodes for the oldest batches. Returns: the batches that can be answered
-        now. Batches past their deadline are dropped."""
+        """Search some more nodes for the oldest batches, and drop batches past their deadline.
+        Returns: the batches that can be answered now."""
         now = time.monotonic()
         until = now + STEP_SECONDS
         self._waiting = [one for one in self._waiting if one.batch.deadline > now]
