@@ -45,7 +45,8 @@ def parse_time_us(text: str, name: str) -> int:
         return iso_us(text)
     except ValueError:
         raise SettingsError(
-            f"{name} is {text!r}, which is not an ISO 8601 time like 2026-01-31T00:00:00Z."
+            f"{name} is {text!r}, which is not an ISO 8601 time.",
+            "write it as 2026-01-31T00:00:00Z.",
         ) from None
 
 

@@ -4,8 +4,8 @@ import http.client
 import json
 import ssl
 
+from streamd.cli.options import check_role
 from streamd.errors import SettingsError
-from streamd.roles import ALL_ROLES
 from streamd.settings.loading import Settings
 from streamd.settings.ports import listener_of
 
@@ -25,8 +25,7 @@ def ask_health(settings: Settings, role: str, path: str) -> tuple[bool, str]:
     Raises: SettingsError if the role is unknown, has no port in the settings or lacks the path.
     """
     # Find the port on which the role listens.
-    if role not in ALL_ROLES:
-        raise SettingsError(f"There is no role {role!r}; roles are {', '.join(ALL_ROLES)}.")
+    check_role(role)
     port = listener_of(settings, role).port
     if path == "/readyz" and role != "serve":
         raise SettingsError(f"The {role} role has no /readyz.", "ask serve, or leave out --ready.")

@@ -32,6 +32,7 @@ from streamd.cli.models import models_app
 from streamd.cli.options import (
     ConfigOption,
     DataOption,
+    check_role,
     err,
     error_text,
     make_kernels_ready,
@@ -88,7 +89,7 @@ def run(
     from streamd.daemon.run_role import RUN_AGAIN, run_role
     from streamd.daemon.supervisor import Supervisor
     from streamd.processes import PYTHON, torchrun_rank
-    from streamd.roles import ALL_ROLES, check_name
+    from streamd.roles import check_name
     from streamd.telemetry.logs import configure_logs
 
     settings = settings_of(config, data_dir)
@@ -109,8 +110,7 @@ def run(
         raise typer.Exit(Supervisor(settings, read=read).run())
 
     # With a role this process runs that role, alone or as the supervisor's child.
-    if role not in ALL_ROLES:
-        raise StreamdError(f"There is no role {role!r}; roles are {', '.join(ALL_ROLES)}.")
+    check_role(role)
     if name is not None:
         check_name(role, name)
 

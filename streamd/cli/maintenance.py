@@ -269,7 +269,8 @@ def ages_of_facts(text: str, chunk: int) -> tuple[int | None, ...]:
         if part != "window" and not (part.isdigit() and int(part) <= chunk):
             raise SettingsError(
                 f"--stale holds {part!r}; ages are numbers of events up to model.memory_chunk "
-                f"({chunk}), or window."
+                f"({chunk}), or window.",
+                "give such ages, comma separated.",
             )
         ages.append(None if part == "window" else int(part))
     return tuple(ages)

@@ -11,7 +11,9 @@ import typer
 from rich.console import Console
 
 from streamd.errors import SettingsError
+from streamd.roles import ALL_ROLES
 from streamd.settings.loading import Settings, load_settings
+from streamd.settings.sets import nearest_of
 
 out = Console(soft_wrap=not sys.stdout.isatty())
 """Stdout is for a command's result. Only a terminal wraps lines, so that those in a file or a pipe
@@ -26,6 +28,14 @@ ConfigOption = Annotated[
 DataOption = Annotated[
     Path | None, typer.Option("--data-dir", help="Data directory (setting data_dir).")
 ]
+
+
+def check_role(role: str) -> None:
+    """Check that a role exists. Raises: SettingsError."""
+    if role not in ALL_ROLES:
+        raise SettingsError(
+            f"There is no role {role!r}{nearest_of(role, ALL_ROLES)}.", "name one of them."
+        )
 
 
 def settings_of(

@@ -96,7 +96,8 @@ def tguf_export(
     log = open_log(settings_of(config, data_dir).data_dir)
     names = log.state.schema.edge_set_names
     if edge_set is not None and edge_set not in names:
-        raise StreamdError(f"The log has no edge set {edge_set!r}{nearest_of(edge_set, names)}.")
+        near = nearest_of(edge_set, names)
+        raise StreamdError(f"The log has no edge set {edge_set!r}{near}.", "name one of them.")
     options = ExportOptions(
         edge_set=None if edge_set is None else names.index(edge_set),
         start_us=0 if start is None else parse_time_us(start, "--start"),

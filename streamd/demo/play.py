@@ -167,7 +167,9 @@ def _rate(speed: str) -> float:
     except ValueError:
         rate = -1.0
     if rate <= 0:
-        raise DemoError(f"--speed is {speed!r}; use event-time hours per second above 0, or max.")
+        raise DemoError(
+            f"--speed is {speed!r}.", "give event-time hours per second above 0, or max."
+        )
     return rate
 
 

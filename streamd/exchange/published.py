@@ -278,7 +278,9 @@ PUBLISHED = {
 def find_data_set(name: str) -> Published:
     """Find a data set by its name. Raises: SettingsError."""
     if name not in PUBLISHED:
-        raise SettingsError(f"--as {name} is unknown{nearest_of(name, PUBLISHED)}.")
+        raise SettingsError(
+            f"--as {name} is unknown{nearest_of(name, PUBLISHED)}.", "name one of them."
+        )
     return PUBLISHED[name]
 
 
@@ -295,7 +297,9 @@ def add_published_source(settings: Settings, name: str, edge_set: str) -> Settin
     schema = schema_of(settings)
     chosen = edge_set or next(iter(declared))
     if chosen not in declared:
-        raise SettingsError(f"There is no edge set {chosen}{nearest_of(chosen, declared)}.")
+        raise SettingsError(
+            f"There is no edge set {chosen}{nearest_of(chosen, declared)}.", "name one of them."
+        )
     # Ids of users and items overlap, so in one node set they need prefixes.
     source_set, target_set = schema.ends_of(list(declared).index(chosen))
     prefixes = published.prefixes if source_set == target_set else ("", "")

@@ -53,7 +53,10 @@ def sources_of(settings: Settings, topic: str) -> tuple[SourceSettings, ...]:
     """The sources of a topic. Raises: SettingsError if there is none."""
     known = by_topic(settings.sources)
     if topic not in known:
-        raise SettingsError(f"There is no source of topic {topic}{nearest_of(topic, known)}.")
+        raise SettingsError(
+            f"There is no source of topic {topic}{nearest_of(topic, known)}.",
+            f"name a topic with a source, or give it one: `streamd sources guess {topic}`.",
+        )
     return known[topic]
 
 

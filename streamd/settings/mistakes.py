@@ -27,6 +27,13 @@ EXAMPLES: dict[str | int, str] = {
     "node_sets": "{user: {}, item: {}}",
 }
 """Example mappings by the name of the setting."""
+ACTIONS = {
+    "file": "correct it in the file.",
+    "environment": "correct the variable, or unset it.",
+    "command line": "correct the option.",
+    "default": "set it.",
+}
+"""The operator action of an error that has no other, by the source of the value."""
 TYPES = ("str", "int", "float", "bool")
 """Type names that pydantic appends to the key of a value of several possible types."""
 KeySteps = Sequence[str | int]
@@ -51,7 +58,7 @@ class Mistakes:
         if file is not None:
             for key, line in file.repeated:
                 where = f"Settings file {file.path} line {line}"
-                self._note("file", line, f"{where}: {key!r} is there twice.")
+                self._note("file", line, f"{where}: {key!r} is there twice.", "remove one of them.")
 
     def add(self, steps: KeySteps, what: str, action: str = "", source: str = "") -> None:
         """Add an error in a setting's value, or inside it. source: of a value that was rejected
@@ -74,15 +81,16 @@ class Mistakes:
         groups = [".".join(one.split(".")[:count]) for one in settings]
         options = [f"{CLIENT}.{option}" for option in CLIENT_OPTIONS]
         close = nearest_key(key, list(dict.fromkeys(settings + groups + options)), ".")
-        near = f"did you mean {close!r}?" if close else "`streamd config` lists all settings"
+        near = f"; did you mean {close!r}?" if close else ""
         self.doubtful |= self._settings_at(close.split(".")) if close else set()
-        self._add(key.split("."), source, f" is unknown; {near}")
+        action = "" if close else "remove it; `streamd config` lists all settings."
+        self._add(key.split("."), source, f" is unknown{near}", action)
 
     def add_variable(self, text: str, key: str | None) -> None:
         """Add an error in a variable, as a sentence. key: of the variable's setting, None if it has
         none."""
         self.doubtful |= self._origin.keys() if key is None else {key}
-        self._note("environment", 0, text)
+        self._note("environment", 0, text, ACTIONS["environment"])
 
     def add_misfits(self, error: ValidationError, tree: Mapping[str, Any]) -> None:
         """Add the errors of pydantic. tree: the values that it checked."""
@@ -123,12 +131,12 @@ class Mistakes:
             setting = min(self._settings_at(steps), default=name)
             named = f"environment {PREFIX}{setting.replace('.', '__').upper()}"
         end = "" if text.endswith("?") else "."
-        # SettingsError puts the action after the text.
-        text = str(SettingsError(f"Setting {name} ({named}){text}{end}", action))
-        self._note(source, line or 0, text)
+        text = f"Setting {name} ({named}){text}{end}"
+        self._note(source, line or 0, text, action or ACTIONS[source])
 
-    def _note(self, source: str, line: int, text: str) -> None:
-        self._found.append((ORDER.index(source), line, text))
+    def _note(self, source: str, line: int, text: str, action: str) -> None:
+        # SettingsError puts the action after the text.
+        self._found.append((ORDER.index(source), line, str(SettingsError(text, action))))
 
     def _settings_at(self, steps: KeySteps) -> set[str]:
         """The settings that a key names, lies in, or contains."""

@@ -48,8 +48,9 @@ class SettingsFile:
                 "put text with characters such as : or # in quotes, and check the indentation.",
             ) from None
         except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
             raise SettingsError(
-                f"Settings file {path} cannot be read: {error}.",
+                f"Settings file {path} cannot be read: {why}.",
                 "check --config or STREAMD_CONFIG; `streamd init` writes a first file.",
             ) from None
         if not isinstance(content, dict):

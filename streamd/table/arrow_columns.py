@@ -108,5 +108,8 @@ def pick(schema: Any, names: Sequence[str], table: str) -> Any:
     that it lacks."""
     for name in names:
         if name not in schema.names:
-            raise StreamdError(f"{table} has no column {name!r}{nearest_of(name, schema.names)}.")
+            raise StreamdError(
+                f"{table} has no column {name!r}{nearest_of(name, schema.names)}.",
+                "name one of them.",
+            )
     return pa.schema([schema.field(name) for name in names])

@@ -144,7 +144,8 @@ class LogSnapshot:
             edge_set = self.edge_sets[0]
         if edge_set not in self._set_events:
             raise StreamdError(
-                f"The log has no edge set {edge_set!r}{nearest_of(edge_set, self.edge_sets)}."
+                f"The log has no edge set {edge_set!r}{nearest_of(edge_set, self.edge_sets)}.",
+                "name one of them.",
             )
         return self._set_events[edge_set]
 
@@ -310,7 +311,9 @@ class LogSnapshot:
         """Number of a node set. Raises: StreamdError for an unknown one."""
         names = self._log.state.schema.node_set_names
         if name not in names:
-            raise StreamdError(f"The log has no node set {name!r}{nearest_of(name, names)}.")
+            raise StreamdError(
+                f"The log has no node set {name!r}{nearest_of(name, names)}.", "name one of them."
+            )
         return names.index(name)
 
     def tables(self) -> dict[str, Table]:

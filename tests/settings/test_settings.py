@@ -1,9 +1,14 @@
+import ast
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+import streamd
+from streamd.cli.main import app
 from streamd.errors import SettingsError
 from streamd.roles import ARCHIVE, ROLES, roles_of
 from streamd.schema import EdgeSet, NodeSet, Schema
@@ -27,9 +32,27 @@ def test_sources_override_one_another_and_are_named(tmp_path):
         "environment", "file", "command line", "default"]
 
 
+def raised_with_one_argument(path):
+    """The lines of a file that raise an error of settings without an action. mistakes.py collects texts that have their own."""
+    calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "SettingsError")
+    return [f"{path}:{call.lineno}" for call in calls if len(call.args) + len(call.keywords) < 2 and path.name != "mistakes.py"]
+
+
+def test_each_error_of_settings_has_an_action():
+    assert [line for path in Path(streamd.__file__).parent.rglob("*.py") for line in raised_with_one_argument(path)] == []
+
+
+@pytest.mark.parametrize("words", [("run", "--role", "trainr"), ("health", "--role", "trainr"), ("config", "-c", "none.yaml"), ("train", "--static", "--model", "x"), ("run", "--name", "serve-2")])
+def test_mistakes_on_the_command_line_have_an_action_too(words):
+    error = str(CliRunner().invoke(app, words).exception)
+    assert "Operator action: " in error and "Errno" not in error
+    assert "trainr" not in words or "did you mean 'train'?" in error
+
+
 def each_is_a_line(text):
-    """Whether one error is one line, and several are a line each after a head that counts them."""
+    """Whether one error is one line, and several are a line each after a head that counts them; each has an action of the operator."""
     head, *lines = text.split("\n")
+    assert all(re.search(r"[.?] Operator action: \w.*\.$", line) for line in lines or [head]), text
     if not lines:
         return head.startswith(("Setting", "Unknown variable", "Variable"))
     return head == f"The settings have {len(lines)} errors:" and len(lines) > 1 and all(line.startswith("- Setting") for line in lines)
@@ -42,11 +65,11 @@ def each_is_a_line(text):
     ("a: b: c", {}, r"s\.yaml cannot be read: line 1, column 5: mapping values are not allowed here, after 'a: b'\. Operator action: put text"),
     ("kafka:\n  topics: [a, b\nserver: {port: 1}", {}, r"line 3, column 7: expected ',' or ']', but got ':' while parsing a flow sequence from line 2, after 'server'"),
     ("kafka:\n\ttopics: [a]", {}, r"line 2, column 1: found character '\\t'"), ("a: \x07", {}, r"character 4, U\+0007, is not allowed"),
-    ("kafka: {topics: rides}", {}, r"kafka\.topics .*: it must be a list: \[rides\]\.$"), ("training: {mesh: 4}", {}, r"it must be a list: \[4\]\.$"),
-    ("server: {api_keys: hush}", {}, r"api_keys .*: it must be a list\.$"), ("sources: rides", {}, r"it must be a list of mappings, each with a topic, got 'rides'"),
-    ("sources: [{topic: t, time: s, where: view, fields: {src: a, dst: b, time: c}}]", {}, r"where .*: it must be a mapping, such as \{kind: \[view\]\}, got 'view'\.$"),
+    ("kafka: {topics: rides}", {}, r"kafka\.topics .*: it must be a list: \[rides\]\. Operator action: correct"), ("training: {mesh: 4}", {}, r"it must be a list: \[4\]\. Operator action: correct"),
+    ("server: {api_keys: hush}", {}, r"api_keys .*: it must be a list\. Operator action: correct"), ("sources: rides", {}, r"it must be a list of mappings, each with a topic, got 'rides'"),
+    ("sources: [{topic: t, time: s, where: view, fields: {src: a, dst: b, time: c}}]", {}, r"where .*: it must be a mapping, such as \{kind: \[view\]\}, got 'view'\. Operator action: correct"),
     ("sources: [{topic: t, time: s, drop_keys: [[1]], fields: {src: a, dst: b, time: c}}]", {}, r"Setting sources\.0\.drop_keys\.0 \("),
-    ("graph: {node_sets: {reader: {}, item: {}}, edge_sets: {loan: {source: readr, target: item}}}", {}, r"did you mean 'reader'\?$"), ("model: {dim: 7}", {}, r"model\.dim \(file .* line 1\): 7 .*model\.heads"),
+    ("graph: {node_sets: {reader: {}, item: {}}, edge_sets: {loan: {source: readr, target: item}}}", {}, r"did you mean 'reader'\? Operator action: correct"), ("model: {dim: 7}", {}, r"model\.dim \(file .* line 1\): 7 .*model\.heads"),
     ("", {"STREAMD_SERVER__PROT": "1"}, "STREAMD_SERVER__PORT"), ("", {"STREAMD_KAFKA__TOPICS": "x"}, "STREAMD_KAFKA__TOPICS.*JSON"),
     ("trials: {name: a, topic: t, arms: {champion: .5, rul: .5}}", {}, r"trials\.arms\.rul .* did you mean 'rule'.*champion, last_midnight, rule, popularity and the names of `streamd models list`\.$"),
     ("trials: {name: a, topic: t, arms: {champion: .5, last_noon: .5}}", {}, r"last_noon .* no such arm"),
@@ -330,7 +353,7 @@ def test_a_log_in_the_root_of_a_volume_is_used_until_the_folder_in_it_exists(tmp
 
 
 @pytest.mark.parametrize(("content", "says"), [
-    ('kafka: {bootstrap_servers: ""}', r"kafka\.bootstrap_servers .*line 1\): it is empty; set it, or leave it out for 127\.0\.0\.1:9092\.$"),
+    ('kafka: {bootstrap_servers: ""}', r"kafka\.bootstrap_servers .*line 1\): it is empty; set it, or leave it out for 127\.0\.0\.1:9092\. Operator action: correct"),
     ('kafka: {bootstrap_servers: "a:9092,"}', "one of the addresses between its commas is empty"),
     ('data_dir: ""', r"data_dir .*: it is empty; set it, or leave it out for streamd-data"),
     ('server: {host: " "}', r"server\.host .*: it is empty"), ('log: {store: " "}', r"log\.store .*: it is empty; .* out for nothing"),

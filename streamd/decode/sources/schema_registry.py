@@ -302,5 +302,8 @@ def _secret(settings: SchemaRegistrySettings) -> str:
     else:
         return ""
     if not secret.isprintable() or not secret.isascii():
-        raise SettingsError(f"schema_registry.{name} holds more than one line of ASCII.")
+        raise SettingsError(
+            f"schema_registry.{name} holds more than one line of ASCII.",
+            "write the secret alone into it, without another line.",
+        )
     return secret

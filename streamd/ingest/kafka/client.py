@@ -125,7 +125,10 @@ def _read_file(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_bytes())
     except OSError as error:
-        raise SettingsError(f"kafka.client_file {path} cannot be read: {error.strerror}.") from None
+        raise SettingsError(
+            f"kafka.client_file {path} cannot be read: {error.strerror}.",
+            "correct its path, or let this user read it.",
+        ) from None
     except (ValueError, yaml.YAMLError) as error:
         # PyYAML's own message may quote the line, so report only its number.
         mark = getattr(error, "problem_mark", None)
@@ -135,7 +138,10 @@ def _read_file(path: Path) -> dict[str, Any]:
             "put text with characters such as * or : in quotes.",
         ) from None
     if not isinstance(content, dict):
-        raise SettingsError(f"kafka.client_file {path} must hold a mapping of options.")
+        raise SettingsError(
+            f"kafka.client_file {path} must hold a mapping of options.",
+            "write an option a line, as `security_protocol: SASL_SSL`.",
+        )
     return content
 
 
@@ -158,7 +164,8 @@ def _check_each(options: Mapping[str, Any], where: str) -> Iterator[SettingsErro
             close = nearest(str(key), known)
             yield SettingsError(
                 f"{where} has {key!r}, which kafka-python does not know"
-                + (f"; did you mean {close!r}?" if close is not None else ".")
+                + (f"; did you mean {close!r}?" if close is not None else "."),
+                "correct its name, or remove it.",
             )
             continue
         kind = _kind(key)
@@ -209,7 +216,9 @@ def _check_security(options: Mapping[str, Any]) -> None:
                 "set it in the file that kafka.client_file names.",
             )
     if mechanism == "AWS_MSK_IAM" and protocol != "SASL_SSL":
-        raise SettingsError("sasl_mechanism AWS_MSK_IAM needs security_protocol SASL_SSL.")
+        raise SettingsError(
+            "sasl_mechanism AWS_MSK_IAM needs security_protocol SASL_SSL.", "set both."
+        )
     if mechanism == "AWS_MSK_IAM" and find_spec("botocore") is None:
         raise SettingsError(
             "sasl_mechanism AWS_MSK_IAM needs the package botocore.",
