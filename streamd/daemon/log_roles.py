@@ -131,7 +131,8 @@ def make_loop(
     from streamd.ingest.loop import IngestLoop
 
     letters = make_dead_letters(settings)
-    keeper = Housekeeper(writer, settings.retention, letters.purge, settings.holds.lease_seconds)
+    lease = settings.holds.lease_seconds
+    keeper = Housekeeper(writer, settings.retention, letters.purge, lease, beat.note_failure)
     doing = "leading" if settings.log.name else "running"
     return IngestLoop(settings, writer, letters, clock, beat, keeper.step, doing)
 
@@ -174,7 +175,7 @@ def _follow_loop(
     from streamd.replica.parts import follow_models
 
     # Versions follow the models topic, in threads that the loop ends.
-    parts = follow_models(settings)
+    parts = follow_models(settings, beat)
     log, kafka = settings.log, settings.kafka
     return FollowLoop(settings.data_dir, log, kafka, SystemClock(), beat, parts, succession)
 

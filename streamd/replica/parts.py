@@ -84,9 +84,9 @@ def training_in_term(
         session.close()
 
 
-def follow_models(settings: Settings) -> list[StepThread]:
+def follow_models(settings: Settings, beat: Heartbeat) -> list[StepThread]:
     """Follow the trainer of another machine, if there is a store, and read the end offsets of
-    Kafka."""
+    Kafka. beat: of this role, which reports failures of the first."""
 
     def follow(registry: Registry) -> ModelsFollower:
         return ModelsFollower(
@@ -99,7 +99,11 @@ def follow_models(settings: Settings) -> list[StepThread]:
 
     threads = [StepThread("ends", lambda: SourceEnds(settings.data_dir, settings.kafka))]
     if settings.log.store:
-        threads.append(StepThread("models", lambda: LockedFollower(Registry.of(settings), follow)))
+
+        def make() -> LockedFollower:
+            return LockedFollower(Registry.of(settings), follow)
+
+        threads.append(StepThread("models", make, beat.note_failure))
     else:
         logger.warning("models_not_followed", meaning=NOT_SENT)
     return threads

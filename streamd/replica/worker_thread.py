@@ -7,7 +7,7 @@ from typing import Protocol
 import structlog
 
 from streamd.errors import FencedError, KafkaError
-from streamd.telemetry.failure_log import LastingFailures
+from streamd.telemetry.failure_log import LastingFailures, NoteFailure, ignore
 
 logger = structlog.get_logger()
 WAIT_SECONDS = 0.5
@@ -35,12 +35,17 @@ class StepThread:
     task; None otherwise.
     """
 
-    def __init__(self, name: str, make: Callable[[], Stepped]) -> None:
-        """make: makes the task, again after an error of Kafka. name: of the thread, and in logs."""
+    def __init__(
+        self, name: str, make: Callable[[], Stepped], note_failure: NoteFailure = ignore
+    ) -> None:
+        """make: makes the task, again after an error of Kafka. name: of the thread, and in logs.
+        note_failure: called with the name and the error, "" after a success."""
         self._name = name
         self._make = make
         self._stop = threading.Event()
         self._failures = LastingFailures()
+        self._note_failure = note_failure
+        self._is_failing = False
         self.fenced: FencedError | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -52,6 +57,9 @@ class StepThread:
                 made = made or self._make()
                 made.step(WAIT_SECONDS)
                 self._failures.end("step_succeeds_again", thread=self._name)
+                if self._is_failing:
+                    self._is_failing = False
+                    self._note_failure(self._name, "")
             except FencedError as error:
                 self.fenced = error
                 break
@@ -71,6 +79,8 @@ class StepThread:
             self._log(error)
 
     def _log(self, error: Exception) -> None:
+        self._is_failing = True
+        self._note_failure(self._name, str(error))
         kind = type(error).__name__
         if self._failures.is_due(kind):
             logger.error("step_failed", thread=self._name, kind=kind, error=str(error))

@@ -199,6 +199,9 @@ class Archive:
                 self._round(now)
             elif not self._cleaned and now - self._cleaned_at >= SOON_SECONDS:
                 self._clean()
+            else:
+                # Nothing was tried, so a failure lasts.
+                return
         except (StreamdError, OSError) as error:
             self._note_failure(error)
         else:
@@ -207,6 +210,7 @@ class Archive:
             self._failures = 0
             self._lasting.over()
             self.error = ""
+            self._beat.note_failure(NAME, "")
             self._retry_at = -float("inf")
 
     def _follow(self) -> None:
@@ -410,6 +414,7 @@ class Archive:
         if self._lasting.is_due(kind):
             logger.error("archive_failed", error=str(error), kind=kind)
         self.error = str(error)
+        self._beat.note_failure(NAME, self.error)
 
     def _owners_name(self) -> str:
         """The name under which this archive holds leases in the store; the first run makes it."""

@@ -13,6 +13,14 @@ REPEAT_SECONDS = 300.0
 """A lasting failure is logged once, then at this interval."""
 
 
+NoteFailure = Callable[[str, str], None]
+"""Reports that a task fails, or no longer does: (its name, the error or "")."""
+
+
+def ignore(task: str, error: str) -> None:
+    """A `NoteFailure` that reports nothing."""
+
+
 class LastingFailures:
     """Decides which failures are logged. Owner: the loop that retries."""
 

@@ -47,6 +47,8 @@ HOST = _host()
 REFUSED_STATE = "refused"
 """State of a role that stopped because of invalid data; it is not restarted."""
 
+FAILING = "failing"
+"""The detail with the tasks that fail and are retried: name -> since (wall seconds) and error."""
 HELD_STATE = "first times held"
 """State of ingest while it delays the first commit of a log."""
 
@@ -132,7 +134,20 @@ class Heartbeat:
 
     def note(self, **detail: Any) -> None:
         """Add details to all later heartbeats."""
-        self._noted |= detail
+        with self._lock:
+            self._noted = self._noted | detail
+
+    def note_failure(self, work: str, error: str) -> None:
+        """Add the failure of a task that is retried to all later heartbeats, with the wall time
+        since when it fails. work: its name. error: "" once it succeeds."""
+        with self._lock:
+            failing = dict(self._noted.get(FAILING, {}))
+            since = failing[work]["since"] if work in failing else time.time()
+            failing.pop(work, None)
+            if error:
+                failing[work] = {"since": since, "error": error}
+            # A new mapping each time, since another thread may be writing the last one.
+            self._noted = self._noted | {FAILING: failing}
 
     def _write(self) -> None:
         """Write the newest heartbeat, unless it is written already."""

@@ -266,7 +266,8 @@ def test_ingest_reads_on_beside_a_segment_that_retention_cannot_read(tmp_path):
 def test_pauses_grow_to_a_minute_and_what_is_not_through_counts_as_failing(monkeypatch):
     monkeypatch.setattr(retries, "FIRST_PAUSE_SECONDS", 1)
     clock, tried, left = ManualClock(), [], [9]
-    keeper = Retries(WORKS, lambda: False, clock.monotonic)
+    noted = []
+    keeper = Retries(WORKS, lambda: False, clock.monotonic, lambda *failure: noted.append(failure))
 
     def work():
         tried.append(clock.monotonic())
@@ -281,6 +282,7 @@ def test_pauses_grow_to_a_minute_and_what_is_not_through_counts_as_failing(monke
         if left[0] in (0, -1):
             assert failing() == {"retention"}
     assert np.diff(tried)[:8].tolist() == [1, 2, 4, 8, 16, 32, 60, 60] and not failing()
+    assert noted == [("retention", "away")] * 8 + [("retention", "")]
 
 
 @pytest.mark.parametrize("work, most", [("retention", {"max_bytes": 1}), ("compaction", {})])

@@ -223,7 +223,9 @@ def test_a_step_that_succeeds_after_failures_is_logged_once(monkeypatch):
         def close(self): ...
 
     with capture_logs() as said:
-        thread = StepThread("archive", Away)
+        failures = []
+        thread = StepThread("archive", Away, lambda *failure: failures.append(failure))
         assert enough.wait(20)
         thread.close()
+    assert failures == [("archive", "away")] * 3 + [("archive", "")]
     assert [(line["event"], line["thread"]) for line in said] == [("step_failed", "archive"), ("step_succeeds_again", "archive")]

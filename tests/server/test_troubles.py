@@ -86,6 +86,16 @@ def test_each_fact_has_its_sentence(more, text, is_bad):
     assert found(**more) == [(text, is_bad)]
 
 
+@pytest.mark.parametrize(("role", "task", "text"), [
+    ("archive", "archive", "the store gets nothing"), ("follow", "models", "versions and moves are not exchanged with the other machines"),
+    ("ingest", "retention", "retention of ingest fails")])
+def test_a_task_that_is_retried_in_vain_is_a_trouble_after_some_seconds(role, task, text):
+    def after(seconds):
+        return found({role: beat(role, "running", failing={task: {"since": NOW - seconds, "error": "no such bucket"}})})
+
+    assert after(3) == [] and after(45) == [(f"{text}, for 45 s: no such bucket", True)]
+
+
 def test_what_is_dead_comes_before_what_is_late():
     got = found({"train": None}, next_version=NextVersion("7-1", 0.5), refusals=RecentRefusals(num_records=100, num_dead=2, error="x"), memory_behind=80_000)
     assert [is_bad for _, is_bad in got] == [True, False, False, False] and got[0][0] == "train never ran"

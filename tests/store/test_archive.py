@@ -5,6 +5,7 @@ import hashlib
 import os
 import random
 import shutil
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -420,16 +421,22 @@ def test_a_store_that_is_away_for_an_hour_costs_no_disk_deletes_nothing_and_gets
     root = tmp_path / "store"
     root.rename(tmp_path / "gone")
     root.write_text("not a folder")
-    for _ in range(360):
-        leader.step(10)
-        assert not (leader.path / "roles/archive/snapshot").exists()
+    with capture_logs() as logs:
+        for _ in range(360):
+            leader.step(10)
+            assert not (leader.path / "roles/archive/snapshot").exists()
     beat = read_beat(leader.path, "archive")
+    failing = beat.detail["failing"]["archive"]
+    assert failing["error"] == beat.detail["error"] and abs(time.time() - failing["since"]) < 100
+    assert not [line for line in logs if line["event"] == "archive_recovered"], "nothing went well in between"
     assert beat.state == "waiting" and "cannot be" in beat.detail["error"] and beat.detail["seq"] == 12
     assert leader.changelog.first == first and leader.changelog.deletes == []
     root.unlink()
     (tmp_path / "gone").rename(root)
     before = set(leader.store.sizes(OBJECTS))
     leader.step(60)
+    leader.step(1)
+    assert read_beat(leader.path, "archive").detail["failing"] == {}
     assert leader.check(tmp_path / "back").seq == leader.log.state.seq and before & set(leader.store.sizes(OBJECTS))
 
 

@@ -95,6 +95,18 @@ def test_a_role_gives_signs_of_life_while_its_loop_works_for_long_and_where_the_
     assert read_beat(tmp_path, "train").state == "compiling", "nothing of it was written"
 
 
+def test_a_failing_task_is_in_all_heartbeats_until_it_succeeds(tmp_path, monkeypatch):
+    beat = Heartbeat(tmp_path, "ingest")
+    for now, task, error in ((10.0, "retention", "full"), (20.0, "models", "away"), (30.0, "retention", "still full"), (40.0, "models", "")):
+        monkeypatch.setattr(heartbeat.time, "time", lambda now=now: now)
+        beat.note_failure(task, error)
+    beat.touch("running", lag=1)
+    assert read_beat(tmp_path, "ingest").detail == {"lag": 1, "failing": {"retention": {"since": 10.0, "error": "still full"}}}
+    beat.note_failure("retention", "")
+    beat.touch("paused")
+    assert read_beat(tmp_path, "ingest").detail["failing"] == {}
+
+
 def wait_for(condition, seconds=10):
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:

@@ -28,6 +28,7 @@ from streamd.roles import COMPACT
 from streamd.settings.loading import RetentionSettings
 from streamd.storage import stored_bytes
 from streamd.telemetry import metrics
+from streamd.telemetry.failure_log import NoteFailure, ignore
 from streamd.telemetry.heartbeat import Heartbeat
 
 logger = structlog.get_logger()
@@ -68,9 +69,11 @@ class Housekeeper:
         retention: RetentionSettings,
         purge_letters: PurgeLetters,
         lease_seconds: float = math.inf,
+        note_failure: NoteFailure = ignore,
     ) -> None:
         """purge_letters: removes the dead letters that contain any of the given keys.
-        lease_seconds: how long the hold of a stopped server counts."""
+        lease_seconds: how long the hold of a stopped server counts. note_failure: called with the
+        name of a part that fails and its error, "" once it succeeds."""
         self._writer = writer
         self._retention = retention
         self._purge_letters = purge_letters
@@ -87,7 +90,7 @@ class Housekeeper:
         self._dropping: Iterator[object] | None = None
         self._pruner = Pruner(writer)
         self._needs = Needs()
-        self._retries = Retries(WORKS, lambda: writer.files.in_doubt)
+        self._retries = Retries(WORKS, lambda: writer.files.in_doubt, note_failure=note_failure)
 
     def step(self) -> None:
         """Do a little work, so that events wait only briefly; call it about once a second.

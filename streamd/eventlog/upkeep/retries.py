@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from streamd.telemetry import metrics
-from streamd.telemetry.failure_log import LastingFailures
+from streamd.telemetry.failure_log import LastingFailures, NoteFailure, ignore
 
 logger = structlog.get_logger()
 FIRST_PAUSE_SECONDS = 1.0
@@ -23,9 +23,12 @@ class Retries:
         works: Sequence[str],
         must_end: Callable[[], bool],
         monotonic: Callable[[], float] = time.monotonic,
+        note_failure: NoteFailure = ignore,
     ) -> None:
         """Args: works: all names for `run`; must_end: whether the error just raised must end the
-        process; monotonic: seconds of a clock that never goes backwards."""
+        process; monotonic: seconds of a clock that never goes backwards; note_failure: called with
+        the name of a part and its error, "" once it succeeds."""
+        self._note_failure = note_failure
         self._must_end = must_end
         self._monotonic = monotonic
         self._failures = dict.fromkeys(works, 0)
@@ -55,6 +58,7 @@ class Retries:
             self._failures[name] = 0
             self._lasting.over()
             metrics.housekeeping_failing.labels(name).set(0)
+            self._note_failure(name, "")
         return True
 
     def _note(self, name: str, error: Exception) -> None:
@@ -64,6 +68,7 @@ class Retries:
         self._due_at[name] = self._monotonic() + pause
         metrics.housekeeping_errors.labels(name).inc()
         metrics.housekeeping_failing.labels(name).set(1)
+        self._note_failure(name, str(error))
         kind = type(error).__name__
         if self._lasting.is_due(f"{name} {kind}"):
             logger.error(

@@ -221,7 +221,8 @@ class TrainerStart:
                 trainer_term,
             )
 
-        return TrainerSession(self._leads_now, trainer_term, StepThread("models", make), lock)
+        thread = StepThread("models", make, self._beat.note_failure)
+        return TrainerSession(self._leads_now, trainer_term, thread, lock)
 
     def _leads_now(self) -> bool:
         return leads(self._log, self._paths.log)

@@ -9,6 +9,7 @@ from streamd.server.engine.lag import BROKER_SECONDS
 from streamd.server.engine.status import NextVersion
 from streamd.server.page.trend import RecentRefusals
 from streamd.telemetry.heartbeat import (
+    FAILING,
     HELD_STATE,
     REFUSED_STATE,
     STALLED_SECONDS,
@@ -37,6 +38,13 @@ AWAY = (
 """The effect of an unreachable broker, and the operator's action."""
 UNLED = "events wait in Kafka, and answers lack them; start the leader, or let a standby lead"
 """The effect of a log without a leader, and the operator's action."""
+FAILED = {
+    "archive": "the store gets nothing",
+    "models": "versions and moves are not exchanged with the other machines",
+}
+"""The effect of a failing task by its name; for others the task itself is named."""
+FAILING_SECONDS = 10.0
+"""A task that fails for less time may have met a short interruption."""
 FOLLOWER_WAITS = tuple(
     f"waiting for {why}" for why in ("broker", "leader", "manifest", "store", "disk", "lock")
 )
@@ -145,6 +153,9 @@ def _of_reading(facts: MachineFacts) -> Iterator[Trouble]:
     if ingest is not None and ingest.alive:
         yield from find_kafka_troubles(facts.broker, ingest)
         yield from _of_ingest(ingest)
+    for beat in facts.beats.values():
+        if beat is not None and beat.alive:
+            yield from _of_failing(facts.now, beat)
     for name in (SCORE, TRIAL):
         beat = facts.beats.get(name)
         if beat is not None and beat.alive and (why := beat.detail.get("topic_away")):
@@ -153,6 +164,15 @@ def _of_reading(facts: MachineFacts) -> Iterator[Trouble]:
     for name, beat in (("follow", follow), ("ingest", ingest)):
         if beat is not None and beat.alive:
             yield from find_following_troubles(name, beat)
+
+
+def _of_failing(now: float, beat: Beat) -> Iterator[Trouble]:
+    """Tasks of a role that fail and are retried, once they have failed for some seconds."""
+    for task, failure in beat.detail.get(FAILING, {}).items():
+        lasted = now - failure["since"]
+        if lasted >= FAILING_SECONDS:
+            text = FAILED.get(task, f"{task} of {beat.name} fails")
+            yield Trouble(text=f"{text}, for {_age(lasted)}: {failure['error']}")
 
 
 def find_following_troubles(name: str, beat: Beat) -> Iterator[Trouble]:
