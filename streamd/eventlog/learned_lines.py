@@ -16,12 +16,11 @@ import structlog
 from streamd.errors import UntakenError
 from streamd.eventlog import line_outbox as outbox
 from streamd.eventlog.delivery import WAIT, Wait, deliver, keeps_learned_lines
+from streamd.eventlog.line_outbox import COMMIT, commit_of
 from streamd.eventlog.recovery import published_seq
 from streamd.storage import DISK, Disk, append_durably, write_durably
 
 logger = structlog.get_logger()
-COMMIT = b'{"seq":'
-"""Start of a line in the log: the number of its commit follows, and a comma."""
 
 
 class LineSource(NamedTuple):
@@ -32,7 +31,7 @@ class LineSource(NamedTuple):
 
     def has(self, line: bytes) -> bool:
         """Whether a line is complete and counts. If it does not, no later one does."""
-        return line.endswith(b"\n") and _commit_of(line) <= self.published
+        return line.endswith(b"\n") and commit_of(line) <= self.published
 
     def lines(self) -> list[bytes]:
         """Read all lines that count, oldest first."""
@@ -131,7 +130,8 @@ class LearnedLines:
         local = LineSource(self._local, 0).lines()
         if strange := [line for line in local if not _is_object(line)]:
             logger.error("lines_left_out", file=str(self._local), number=len(strange))
-        if lines := self.missing([line for line in local if _is_object(line)]):
+        # Again if the outbox was damaged, which is set aside without an error.
+        while lines := self.missing([line for line in local if _is_object(line)]):
             outbox.put(log, [(self.name, line) for line in lines], self._disk)
             self._deliver(log, "")
         self._disk.unlink(self._local)
@@ -160,12 +160,6 @@ def _is_object(line: bytes) -> bool:
         return bool(msgspec.json.decode(line, type=dict[str, Any]))
     except (msgspec.DecodeError, UnicodeDecodeError):
         return False
-
-
-def _commit_of(line: bytes) -> int:
-    """The commit of a line, 0 for a line that is not in the log."""
-    number = line[len(COMMIT) : line.find(b",")]
-    return int(number) if line.startswith(COMMIT) and number.isdigit() else 0
 
 
 def _text_of(line: bytes) -> bytes:

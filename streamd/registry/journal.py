@@ -226,9 +226,12 @@ class ModelJournal:
 
     def _append(self, move: Move, others: Sequence[tuple[str, bytes]]) -> None:
         self._lines.append([move.line()], move.request, others)
-        # A damaged outbox is set aside without an error.
+        # A damaged or outdated outbox is set aside without an error.
         if self._lines.in_log is not None and self.last() != move:
-            raise UntakenError("The move was damaged on its way into the log.", "repeat it.")
+            raise UntakenError(
+                "The move is not in the log: it was damaged, or another machine led meanwhile.",
+                "look at the champion, and repeat the move.",
+            )
 
     def is_on_its_way(self, request: str) -> bool:
         """Whether the move of this id waits for ingest."""

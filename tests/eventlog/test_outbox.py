@@ -213,6 +213,25 @@ def test_a_damaged_outbox_is_set_aside_and_the_log_goes_on(tmp_path, capsys):
     log.close()
 
 
+def test_a_batch_that_follows_other_lines_than_the_log_has_is_set_aside(tmp_path, capsys):
+    log = LogWriter(tmp_path, SCHEMA, 8)
+    put_next(tmp_path, outbox.DISK)
+    log.show_acknowledged()
+    put_next(tmp_path, outbox.DISK)
+    old = (tmp_path / outbox.FILE).read_bytes()
+    (tmp_path / outbox.FILE).unlink()
+    outbox.put(tmp_path, [(MOVES, b'{"n":7}')])
+    log.show_acknowledged()
+    # As on a machine that was deposed while its batch waited, and follows.
+    (tmp_path / outbox.FILE).write_bytes(old)
+    log.show_acknowledged()
+    assert outbox.is_empty(tmp_path) and (tmp_path / outbox.OUTDATED).read_bytes() == old and "outbox_outdated" in capsys.readouterr().out
+    put_next(tmp_path, outbox.DISK)
+    log.commit(edges(0), Progress(), 1)
+    assert numbers(tmp_path) == [0, 7, 2]
+    log.close()
+
+
 def test_a_log_with_such_lines_has_format_6_which_older_releases_refuse_and_one_without_has_not(tmp_path):
     log = LogWriter(tmp_path, SCHEMA, 8)
 
