@@ -71,6 +71,8 @@ class StepThread:
                 self._stop.wait(RETRY_SECONDS)
         if made is not None:
             self._close_task(made)
+        # A task that is over fails no more; the process may continue as a leader.
+        self._note_failure(self._name, "")
 
     def _close_task(self, made: Stepped) -> None:
         try:

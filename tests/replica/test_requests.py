@@ -202,9 +202,11 @@ def test_a_thread_goes_on_after_any_error_and_starts_anew_after_one_of_kafka(mon
         def close(self):
             closed.append(self)
 
-    thread = StepThread("test", Failing)
+    failures = []
+    thread = StepThread("test", Failing, lambda *failure: failures.append(failure))
     assert enough.wait(20)
     thread.close()
+    assert failures[:2] == [("test", "away"), ("test", "full")] and failures[-1] == ("test", ""), "a task that is over fails no more"
     assert len(made) >= 2 and len(closed) >= len(made) - 1
 
 
@@ -227,5 +229,5 @@ def test_a_step_that_succeeds_after_failures_is_logged_once(monkeypatch):
         thread = StepThread("archive", Away, lambda *failure: failures.append(failure))
         assert enough.wait(20)
         thread.close()
-    assert failures == [("archive", "away")] * 3 + [("archive", "")]
+    assert failures == [("archive", "away")] * 3 + [("archive", "")] * 2
     assert [(line["event"], line["thread"]) for line in said] == [("step_failed", "archive"), ("step_succeeds_again", "archive")]
