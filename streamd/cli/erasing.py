@@ -20,10 +20,10 @@ from streamd.store.erasure import (
     KEY_TYPES,
     Erasure,
     candidates,
-    chosen_key,
+    choose_key,
+    key_text,
     log_role_of,
     schema_of_log,
-    shown_key,
 )
 from streamd.store.erasure_requests import ErasureRequests
 from streamd.telemetry.heartbeat import read_beat
@@ -116,7 +116,7 @@ def _resolve(
     resolved = []
     for text, some in zip(texts, of_text, strict=True):
         rows = [row for row in erasure.rows if row.key in set(some)]
-        key = chosen_key(text, rows, schema)
+        key = choose_key(text, rows, schema)
         if key is None:
             line.note(f"The log holds no key {text}: {_absence_reason(settings)}.")
         resolved.append(list(some) if key is None else [key])
@@ -159,7 +159,7 @@ def _delete(
             f"No {role} runs on {settings.data_dir}, so a delete would not reach the log.",
             "start `streamd run` on it, or set --data-dir; then run this command again.",
         )
-    line.note(f"deletes go to topic {target.name}: {', '.join(shown_key(k, schema) for k in live)}")
+    line.note(f"deletes go to topic {target.name}: {', '.join(key_text(k, schema) for k in live)}")
     sent = send_deletes(settings.kafka, target, live, schema.node_set_names)
     _wait_for_deletes(erasure, sent, role, deadline, line)
 

@@ -1,3 +1,4 @@
-"""Backups of a data directory in any file system that fsspec knows, and their way back.
+"""Backs up a data directory to any file system of fsspec, and restores it.
 
-Objects are named by their content; a manifest, written last, names those that make one state."""
+Objects are named by a hash of their content. A manifest, written last, lists the objects of one
+state."""

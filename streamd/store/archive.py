@@ -1,9 +1,16 @@
 """The archive uploads a leader's data directory to the store for new followers, and deletes the
 records of the changelog that no follower reads any more.
 
-A round uploads the objects that the store lacks, writes a manifest, removes old manifests and the
-objects that only they named, and deletes the changelog's first records. A kill between any two
-steps leaves a store from which the newest manifest can be restored; the next round continues.
+A round has four steps:
+
+1. Upload the objects that the store lacks.
+2. Write a manifest that lists them.
+3. Remove old manifests, and the objects that only they list.
+4. Delete the changelog's records before an older manifest.
+
+A kill after any step leaves a store from which the newest manifest can be restored, and the next
+round continues. In another order, a manifest could list missing objects, or a follower with a
+manifest could miss records of the changelog.
 """
 
 import contextlib
@@ -45,29 +52,29 @@ OWNER = "owner"
 RUNNING = "running"
 """File in that folder that the process locks."""
 FORGOTTEN = "forgotten"
-"""File in that folder with the number of a commit: the newest compaction of which store and
-changelog have no deleted data left."""
+"""File in that folder with a commit: that of the newest compaction with no deleted data left in
+store and changelog."""
 KEEP = 2
-"""Number of manifests that stay. Records of the changelog are deleted up to the manifest before the
-newest, so that a follower that has just taken that one can resume."""
+"""Number of manifests that stay. Records of the changelog are deleted up to the older one, so that
+a follower that has just read it can resume."""
 BOOTSTRAP_SECONDS = 7_200.0
-"""Longest time for a new follower to fetch a manifest's objects: for so long they stay, and so do
-the changelog's records after the manifest."""
+"""Maximum time for a new follower to fetch the objects of a manifest. For this long the objects
+stay, and so do the changelog's records after the manifest."""
 PAUSE_SECONDS = 30.0
 """Minimum interval of rounds: stores bill per request, and a trainer may store a checkpoint every
 second."""
 SOON_SECONDS = 5.0
-"""The same while deleted data must leave the store, or while uploads of other processes delay the
-removal of objects."""
-LOOK_SECONDS = 0.5
-"""Pause between two checks of the data directory, short against PAUSE_SECONDS."""
+"""Minimum interval while deleted data must leave the store, or while uploads of other processes
+delay the removal of objects."""
+CHECK_SECONDS = 0.5
+"""Interval of the checks of the data directory, short compared to PAUSE_SECONDS."""
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 60.0
 """Pauses after failed rounds grow from the first to the longest."""
 
 
-class Lead(Protocol):
-    """Whether the machine of an archive leads. A fixed leader always does."""
+class Leadership(Protocol):
+    """Whether this machine leads the log, which decides whether its archive writes the store."""
 
     def is_here(self) -> bool:
         """Whether it leads, as far as it knows."""
@@ -76,19 +83,19 @@ class Lead(Protocol):
         """Check that no other machine leads. Raises: FencedError, KafkaError."""
 
 
-class FixedLead:
-    """The lead of the machine that the settings name."""
+class FixedLeadership:
+    """The leadership of a machine that the settings make the leader."""
 
     def is_here(self) -> bool:
-        """As in `Lead`."""
+        """As in `Leadership`."""
         return True
 
     def check(self) -> None:
-        """As in `Lead`."""
+        """As in `Leadership`."""
 
 
 def open_archive(
-    settings: Settings, beat: Heartbeat, stop: threading.Event, lead: Lead | None = None
+    settings: Settings, beat: Heartbeat, stop: threading.Event, lead: Leadership | None = None
 ) -> "Archive":
     """Open the archive of a leader, or of a standby.
 
@@ -117,12 +124,13 @@ def open_archive(
 
 
 class Stopped(Exception):
-    """The process is to end; the objects sent so far stay in the store."""
+    """The process must end. The objects sent so far stay in the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A manifest that was written: wall time in seconds, and its offset in the changelog."""
+    """A stored manifest. at: wall time of its write, seconds. offset: its position in the
+    changelog, None without a changelog."""
 
     at: float
     offset: int | None
@@ -145,12 +153,12 @@ class Archive:
         clock: Clock,
         beat: Heartbeat,
         stop: threading.Event | None = None,
-        lead: Lead | None = None,
+        lead: Leadership | None = None,
         bootstrap_seconds: float = BOOTSTRAP_SECONDS,
         disk: Disk = DISK,
     ) -> None:
-        """changelog: None if the log has none. stop: ends a round early. lead: of a machine that
-        may lead."""
+        """changelog: None if the log has none. stop: ends a round early. lead: None if this machine
+        always leads."""
         self._data_dir = data_dir
         self._store = store
         self._changelog = changelog
@@ -158,7 +166,7 @@ class Archive:
         self._clock = clock
         self._beat = beat
         self._stop = stop or threading.Event()
-        self._lead: Lead = lead or FixedLead()
+        self._lead: Leadership = lead or FixedLeadership()
         self._bootstrap = bootstrap_seconds
         self._disk = disk
         self._folder = folder_of(data_dir, NAME)
@@ -168,7 +176,7 @@ class Archive:
         self._seen: object = None
         self._begun_at = self._stored_at = self._cleaned_at = -float("inf")
         self._cleaned = True
-        self._left: list[str] = []
+        self._trainer_objects: list[str] = []
         """The objects of the trainer in the store that are older than a compaction, as texts."""
         self._retry_at = -float("inf")
         self._failures = 0
@@ -179,14 +187,14 @@ class Archive:
         """Manifests by name, newest last; None until those in the store were read."""
 
     def run(self) -> None:
-        """Check the data directory repeatedly, until the process is to end."""
+        """Call `step` every CHECK_SECONDS until `stop`."""
         with contextlib.suppress(Stopped):
             while not self._stop.is_set():
                 self.step()
-                self._stop.wait(LOOK_SECONDS)
+                self._stop.wait(CHECK_SECONDS)
 
     def step(self) -> None:
-        """Check the data directory once, and do a round if one is due."""
+        """Check the data directory, and do a round if one is due."""
         now = self._clock.monotonic()
         if not self._lead.is_here():
             self._follow()
@@ -214,18 +222,19 @@ class Archive:
             self._retry_at = -float("inf")
 
     def _follow(self) -> None:
-        """While another member leads, it writes the store: forget the store's state."""
+        """Forget the store's state while another machine leads, since that machine writes the
+        store."""
         self._seen = self._newest = self._written = None
         self._stored_at = self._begun_at = -float("inf")
         self._cleaned = True
         self._touch("following")
 
     def refresh_metrics(self) -> None:
-        """Update the metrics that are only computed at a scrape."""
+        """Update the metrics that are computed only when they are read."""
         metrics.archive_held.set(held_bytes(self._data_dir, NAME))
 
     def touch_while_sending(self) -> None:
-        """Touch the heartbeat while an object is sent. Raises: Stopped."""
+        """Touch the heartbeat before each try to send an object. Raises: Stopped."""
         if self._stop.is_set():
             raise Stopped
         self._touch("storing")
@@ -240,7 +249,8 @@ class Archive:
         )
 
     def _is_due(self, now: float) -> bool:
-        """Whether there is anything to store, or the newest manifest is old."""
+        """Whether there is something to store, or the newest manifest is older than
+        `manifest_seconds`."""
         if self._compaction_to_forget() is not None and not self._holds_compaction():
             return now - self._begun_at >= SOON_SECONDS
         if now - self._stored_at >= self._manifest_seconds:
@@ -249,7 +259,7 @@ class Archive:
         return now - self._begun_at >= pause and state_stamp(self._data_dir) != self._seen
 
     def _round(self, now: float) -> None:
-        """Upload and write a manifest; then clean up."""
+        """Do one round: steps 1 and 2 by `upload`, then 3 and 4 by `_clean`."""
         self._begun_at = now
         if self._written is None:
             self._written = self._read_written()
@@ -265,7 +275,7 @@ class Archive:
             self._lead.check,
         )
 
-        # Only now: after a failed upload the next round must find the same state_stamp.
+        # After the upload: if it failed, the next round must still find a change.
         self._seen = seen
         self._stored_at = self._clock.monotonic()
         self._newest = made = done.manifest
@@ -279,7 +289,8 @@ class Archive:
         self._clean()
 
     def _clean(self) -> None:
-        """Remove all data from store and changelog that no machine needs any more."""
+        """Remove the data from store and changelog that no machine needs any more: steps 3 and
+        4."""
         self._cleaned_at = self._clock.monotonic()
         self._lead.check()
         compaction = self._compaction_to_forget()
@@ -291,8 +302,10 @@ class Archive:
         if any(removed):
             logger.info("store_swept", manifests=removed[0], objects=removed[1])
         self._trim(compaction)
-        self._left = self._left_by_trainer(compaction) if compaction is not None else []
-        self._cleaned = not self._sweep.waiting and not self._left
+        self._trainer_objects = (
+            self._find_trainer_objects(compaction) if compaction is not None else []
+        )
+        self._cleaned = not self._sweep.waiting and not self._trainer_objects
         if compaction is not None and not self.forgetting_waits():
             write_durably(self._folder / FORGOTTEN, b"%d" % compaction.seq, self._disk)
             logger.info(
@@ -302,9 +315,10 @@ class Archive:
             )
         self._report_waiting_compaction()
 
-    def _left_by_trainer(self, compaction: CompactionDone) -> list[str]:
-        """The trainer's objects in the store that may contain data removed by a compaction, in
-        words; the trainer removes them. Raises: StoreError."""
+    def _find_trainer_objects(self, compaction: CompactionDone) -> list[str]:
+        """Find the trainer's objects in the store that may contain data that a compaction removed;
+        the trainer itself removes them. Returns: their names, for an operator. Raises:
+        StoreError."""
         stored = {Path(name).stem for name in self._store.sizes(VERSIONS)}
         gone = stored - {path.name for path in (self._data_dir / "models").glob("*")}
         old = [
@@ -315,8 +329,8 @@ class Archive:
         return [f"version {name}" for name in sorted(gone)] + sorted(old)
 
     def _trim(self, compaction: CompactionDone | None) -> None:
-        """Delete the changelog's first records, up to the manifest that new followers may have
-        taken; after a compaction, up to the manifest that was written since. Raises: KafkaError."""
+        """Delete the changelog's records before the oldest manifest that a new follower may still
+        fetch; after a compaction, before the newest manifest. Raises: KafkaError."""
         if self._changelog is None:
             return
         until = (
@@ -331,30 +345,30 @@ class Archive:
         metrics.changelog_records.set(end - first)
 
     def _is_read_to(self, offset: int) -> bool:
-        """Whether the directory's durable position is at an offset or after it. A leader with a
-        position before the changelog's first record cannot start."""
+        """Whether the durable position of this data directory is at an offset or after it. With a
+        position before the changelog's first record, the leader could not start again."""
         position = durable_position(self._data_dir, self._disk)
         return position is not None and position.offset >= offset
 
     def _deletable(self) -> int | None:
-        """The offset before which no follower reads, unless it took its manifest more than
-        `bootstrap_seconds` ago; None if there is none."""
+        """The offset before which no follower reads, apart from one that began to fetch a manifest
+        more than `bootstrap_seconds` ago; None if there is none."""
         assert self._written is not None
         latest = self._clock.now_us() / 1e6 - self._bootstrap
         *older, _ = self._written.items()
-        # Of the manifests before that, only the newest matters.
+        # Only the newest manifest of that age or older matters.
         past = [name for name, one in older if one.at <= latest]
         offsets = [self._written[name].offset for name in past]
         for name in past[:-1]:
             del self._written[name]
         oldest = max((offset for offset in offsets if offset is not None), default=None)
-        # In a topic that was created again, offsets start at 0 again.
+        # If the topic was created again, its offsets started at 0 again.
         later = [one.offset for one in self._written.values() if one.offset is not None]
         return None if oldest is None else min([oldest, *later])
 
     def _offset_after_compaction(self, compaction: CompactionDone) -> int | None:
-        """The newest manifest's offset, if a compaction lets all records before it go; else
-        None."""
+        """The offset of the newest manifest if a compaction requires that all records before it go;
+        otherwise None."""
         newest = self._newest
         is_behind = newest is not None and newest.compacted >= compaction.seq
         if newest is None or not is_behind or newest.changelog_seq < compaction.seq:
@@ -362,7 +376,7 @@ class Archive:
         return newest.changelog_offset
 
     def _read_written(self) -> dict[str, _Written]:
-        """Read the times and offsets of the manifests that an earlier run of the archive wrote."""
+        """Read the times and offsets of the stored manifests."""
         written = {}
         for name in manifests.names(self._store):
             with contextlib.suppress(ManifestError):
@@ -376,8 +390,8 @@ class Archive:
         return done if done is not None and done.seq > read_forgotten(self._data_dir) else None
 
     def _holds_compaction(self) -> bool:
-        """Whether the newest manifest was taken after the newest compaction, and so was its
-        position in the changelog."""
+        """Whether the newest manifest, and its position in the changelog, are newer than the newest
+        compaction."""
         done = read_compacted(self._data_dir)
         newest = self._newest
         if done is None or newest is None or newest.compacted < done.seq:
@@ -385,8 +399,8 @@ class Archive:
         return newest.changelog_offset is None or newest.changelog_seq >= done.seq
 
     def forgetting_waits(self) -> str:
-        """The reason why store and changelog may still contain the newest compaction's deleted
-        data, in words; "" if they do not."""
+        """The reason, for an operator, why store and changelog may still contain deleted data of
+        the newest compaction; "" if they do not."""
         with contextlib.suppress(CorruptionError):
             if self._compaction_to_forget() is None:
                 return ""
@@ -394,8 +408,8 @@ class Archive:
                 return "a manifest that is newer than the compaction"
             if self._sweep.waiting:
                 return self._sweep.waiting
-            if self._left:
-                return f"the trainer, which still has {self._left[0]} in the store"
+            if self._trainer_objects:
+                return f"the trainer, which still has {self._trainer_objects[0]} in the store"
             if not self._cleaned:
                 return "the removal of older manifests' objects, and of the changelog's records"
         return ""
@@ -405,7 +419,7 @@ class Archive:
         metrics.compaction_waits_since.set(0 if done is None else done.done_at)
 
     def _note_failure(self, error: Exception) -> None:
-        """Log the failure, though not each time, and plan the next try."""
+        """Log a failure, unless it was logged lately, and plan the next try."""
         pause = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(self._failures, 10))
         self._retry_at = self._clock.monotonic() + pause
         self._failures += 1
@@ -417,7 +431,8 @@ class Archive:
         self._beat.note_failure(NAME, self.error)
 
     def _owners_name(self) -> str:
-        """The name under which this archive holds leases in the store; the first run makes it."""
+        """The name of this archive in its leases in the store. It is made once per data
+        directory."""
         path = self._folder / OWNER
         if not path.exists():
             write_durably(path, new_owner().encode(), self._disk)
@@ -425,7 +440,7 @@ class Archive:
 
 
 def _wait(stop: threading.Event) -> Callable[[float], None]:
-    """A sleep that ends early when the process is to end."""
+    """A sleep that ends early when `stop` is set. Raises: Stopped then."""
 
     def wait(seconds: float) -> None:
         stop.wait(seconds)
@@ -434,7 +449,7 @@ def _wait(stop: threading.Event) -> Callable[[float], None]:
 
 
 def read_forgotten(data_dir: Path) -> int:
-    """The commit of the newest compaction whose deleted data is gone from store and changelog, 0
+    """Read the commit of the newest compaction with no deleted data left in store and changelog; 0
     for none."""
     try:
         return int((folder_of(data_dir, NAME) / FORGOTTEN).read_bytes())
@@ -443,8 +458,8 @@ def read_forgotten(data_dir: Path) -> int:
 
 
 def state_stamp(data_dir: Path) -> object:
-    """A value that changes when a round is due: after a segment was sealed (which starts a journal
-    file), a version was published, or the trainer stored a checkpoint."""
+    """A value that changes when there is something to store: a segment was sealed, which starts a
+    new journal file; a version was published; or the trainer stored a checkpoint."""
     journals = journal_files(data_dir / "journal")
     newest = journals[-1].name if journals else ""
     names = []

@@ -1,5 +1,5 @@
-"""The archive's view of the changelog: a topic of one partition, of which it deletes the records
-that new followers no longer read."""
+"""The archive's interface to the changelog, a topic with one partition: it reads the topic's bounds
+and deletes its first records."""
 
 from typing import Any, Protocol
 
@@ -30,8 +30,8 @@ def models_topic(log_name: str) -> str:
 
 
 class KafkaChangelog:
-    """The changelog as a topic in Kafka. It keeps no connection, since the archive uses it once a
-    round."""
+    """The changelog as a topic in Kafka. Each call opens a connection, since the archive makes few
+    calls a round."""
 
     def __init__(self, kafka: KafkaSettings, topic: str) -> None:
         self._kafka = kafka
@@ -60,8 +60,8 @@ class KafkaChangelog:
         self._with_admin(lambda admin, partition: admin.delete_records({partition: offset}))
 
     def _with_admin(self, act: Any) -> Any:
-        """Call `act` with a new admin client: a client that lost its controller does not
-        recover."""
+        """Call `act` with a new admin client, since a client that lost its controller does not
+        recover. Raises: KafkaError."""
         from kafka import TopicPartition
         from kafka.errors import KafkaError as ClientError
 

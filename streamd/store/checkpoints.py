@@ -1,5 +1,5 @@
-"""A trainer's checkpoint in a store: its files as objects named by their content, and one object
-that names them all, written last."""
+"""Stores and reads a trainer's checkpoint: its files as objects named by their content, and one
+object, written last, that lists them."""
 
 import re
 import uuid
@@ -19,31 +19,31 @@ from streamd.store.file_set import (
     OBJECTS,
     FileSetKind,
     StoredFile,
-    check_there,
+    check_objects_exist,
     wrong_in,
 )
-from streamd.store.leases import under_way
+from streamd.store.leases import upload_lease
 from streamd.store.objects import Store
-from streamd.store.ranges import Earlier, append_range, holds
+from streamd.store.ranges import Earlier, append_range, has_stored_bytes
 from streamd.store.restore import write_file
 from streamd.store.sender import FileSender
 from streamd.store.versions import StoredVersion, check
 
 FOLDER = "checkpoints"
 NAME = re.compile(rf"{FOLDER}/\d{{10}}-[0-9a-f]{{32}}\.json")
-"""Name of a checkpoint: the trainer's term, and random digits, so that no name is used twice. The
-models topic names the newest one."""
+"""Name of a checkpoint: the trainer's term, and random digits so that no name is used twice. The
+models topic has the name of the newest one."""
 CHECKPOINT_BYTES = 1 << 28
-"""Maximum size of the object that names a checkpoint's files; 100,000 files take about 30 MB."""
+"""Maximum size of the object that lists a checkpoint's files; 100,000 files take about 30 MB."""
 HISTORY = "history"
 MOVES = "moves"
 APPENDED = (HISTORY, MOVES)
-"""Files that only grow; an earlier checkpoint has stored their first bytes."""
+"""Files that only grow, so that an earlier checkpoint has stored their first bytes."""
 FILE = re.compile(
     rf"{HISTORY}|{MOVES}|attempt\.json|bootstrap\.json"
     r"|(checkpoint|nightly|replay|facts)/[a-z0-9][a-z0-9.-]*"
 )
-"""A file of a checkpoint: in one of four folders, or by itself."""
+"""Path of a file of a checkpoint: in one of four folders, or at the top."""
 FOLDER_NAME = re.compile(r"[0-9][0-9.]*")
 """Name of the folder of a checkpoint or nightly baseline."""
 AGAIN = "none is needed: the trainer stores a checkpoint after each window."
@@ -54,8 +54,8 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     term: of the trainer. checkpoint, nightly: names of the folders of checkpoint and nightly
     baseline; nightly is "" if there is none. edge: id of the event at which training resumes. held:
-    the oldest event that this needs. purged_before: the state contains no data that deletes before
-    this event hide. files: with paths as in `FILE`. versions: all that the trainer had.
+    id of the oldest event that this needs. purged_before: event id; the state has no data that
+    deletes before it hide. files: with paths as in `FILE`. versions: all versions of the trainer.
     """
 
     format: int = FORMAT
@@ -91,8 +91,8 @@ class LocalCheckpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UploadedCheckpoint:
-    """Result of an upload. name, data: of the object that names the files. objects, num_bytes:
-    number and bytes of the other objects sent; the rest was stored already."""
+    """Result of an upload. name, data: of the object that lists the files. objects, num_bytes:
+    number and bytes of the other objects that were sent; the rest was stored already."""
 
     name: str
     data: bytes
@@ -116,14 +116,18 @@ def upload_checkpoint(
     earlier: StoredCheckpoint | None,
     index: FileIndex,
 ) -> UploadedCheckpoint:
-    """Upload the files of a checkpoint that the store lacks, and the object that names them all.
+    """Upload a checkpoint.
 
-    Args: versions: with all files in the store already. earlier: a checkpoint of the same trainer;
-    its history and moves may be the first bytes of this one's. index: of files that were read
-    before; it is kept up to date. Raises: StoreError, OSError.
+    1. Send the objects that the store lacks, under the lease of an upload.
+    2. Write the object that lists them.
+    3. Check that all objects exist: a machine with a wrong clock may ignore the lease. Only then
+       the caller may publish the checkpoint's name.
+
+    Args: versions: with all files in the store. earlier: of the same trainer, with the first bytes
+    of history and moves. index: of files that were read before. Raises: StoreError, OSError.
     """
     files = []
-    with under_way(store) as lease:
+    with upload_lease(store) as lease:
         known = store.sizes(OBJECTS)
         sender = FileSender(store, lease, known)
         there = {file.path: file for file in earlier.files} if earlier is not None else {}
@@ -133,7 +137,7 @@ def upload_checkpoint(
             old = past.find_unchanged(path, stat)
             if path in APPENDED:
                 old = past.file(path)
-                is_continued = old.size <= size and holds(local.folder / path, old)
+                is_continued = old.size <= size and has_stored_bytes(local.folder / path, old)
                 old = old if is_continued else NO_FILE
             wanted = append_range(path, size, 0, old)
             files.append(sender.send(local.folder, wanted))
@@ -151,12 +155,12 @@ def upload_checkpoint(
             versions=versions,
         )
 
+        # 2. Write the list.
         data = KIND.encode(stored)
         name = f"{FOLDER}/{term:010d}-{uuid.uuid4().hex}.json"
         store.put(name, data)
-        # Another process may have removed objects. Check that all exist before the topic names
-        # the checkpoint.
-        check_there(store, files_of(stored), AGAIN)
+        # 3. Check the objects.
+        check_objects_exist(store, files_of(stored), AGAIN)
     return UploadedCheckpoint(
         name=name,
         data=data,
@@ -167,7 +171,7 @@ def upload_checkpoint(
 
 
 def files_of(stored: StoredCheckpoint) -> Iterable[StoredFile]:
-    """All files of a checkpoint, and those of its versions."""
+    """The files of a checkpoint and of its versions."""
     yield from stored.files
     for version in stored.versions:
         yield from version.files
@@ -201,7 +205,7 @@ def download_checkpoint(
 
 
 def read_checkpoint(store: Store, name: str, size: int, crc: int) -> StoredCheckpoint:
-    """Read the object that names a checkpoint's files; it must have this size and CRC32C. Raises:
+    """Read the object that lists a checkpoint's files. size, crc: that it must have. Raises:
     StoreError."""
     data = store.get(name, CHECKPOINT_BYTES)
     if len(data) != size or crc32c(data) != crc:
@@ -210,7 +214,7 @@ def read_checkpoint(store: Store, name: str, size: int, crc: int) -> StoredCheck
 
 
 def stored_checkpoints(store: Store) -> dict[str, StoredCheckpoint]:
-    """The checkpoints of a store, by name. Raises: StoreError if one cannot be read."""
+    """Read the checkpoints of a store, by name. Raises: StoreError if one cannot be read."""
     found = {}
     for name in store.sizes(FOLDER):
         if not NAME.fullmatch(name):
@@ -226,8 +230,8 @@ def stored_checkpoints(store: Store) -> dict[str, StoredCheckpoint]:
 
 
 def _wrong_in(stored: StoredCheckpoint) -> str:
-    """The first fault of a checkpoint, in words; "" if there is none."""
-    # Its versions are part of it, and come from the same store.
+    """Describe the first fault of a checkpoint; "" if there is none."""
+    # Its versions come from the same store, and are as untrusted.
     for version in stored.versions:
         check(version)
     for folder in filter(None, (stored.checkpoint, stored.nightly)):

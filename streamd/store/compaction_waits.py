@@ -1,4 +1,4 @@
-"""The reason why a compaction waits, in words for an operator: roles, windows, the store."""
+"""Explains to an operator why a compaction waits: for roles, windows or the store."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,15 +15,14 @@ from streamd.telemetry.heartbeat import read_beat
 from streamd.windows import ends_until_after
 
 REWRITING = "rewriting segments"
-"""The part of a compaction after all roles are past the deletes."""
+"""The part of a compaction after all roles have applied the deletes."""
 TRAIN = "train"
 
 
 def late_roles(data_dir: Path, request: int) -> dict[str, int]:
-    """The roles that a compaction waits for -> the event id up to which the files of each are free
-    of deleted data.
+    """Role that a compaction waits for -> event id up to which its files have no deleted data.
 
-    request: event id before which deletes are to become physical.
+    request: event id; the compaction removes the data of deletes before it.
     """
     holds = read_holds(data_dir)
     tail = JournalTail.open(data_dir)
@@ -36,7 +35,8 @@ def late_roles(data_dir: Path, request: int) -> dict[str, int]:
 
 
 def wait_reason(data_dir: Path, request: int, width_us: int, now_us: int) -> str:
-    """The reason why a compaction waits now. width_us: of a window. now_us: wall clock.
+    """The reason why a compaction waits now. request: as in `late_roles`. width_us: of a window.
+    now_us: wall clock, microseconds.
 
     Returns: for example "waiting for serve-2, which does not run; for train to learn 2 windows,
     which close in 12 min and in 1 h 12 min".
@@ -46,7 +46,7 @@ def wait_reason(data_dir: Path, request: int, width_us: int, now_us: int) -> str
         beat = read_beat(data_dir, COMPACT)
         error = "" if beat is None else beat.detail.get("error", "")
         return f"{REWRITING} failed: {error}" if error else REWRITING
-    # A role that does not run keeps the log until its lease ends.
+    # A role that does not run keeps segments until its lease ends.
     reasons = []
     for role, event in late.items():
         beat = read_beat(data_dir, role)
@@ -62,10 +62,8 @@ def wait_reason(data_dir: Path, request: int, width_us: int, now_us: int) -> str
 
 
 def _windows(data_dir: Path, request: int, width_us: int, now_us: int) -> str:
-    """The windows that the trainer must learn before a compaction, in words.
-
-    The newest version and the one before must have learned windows that begin after the deletes.
-    """
+    """The windows on which the trainer must train before a compaction, as text: the newest version
+    and the one before must both be trained on a window that begins after the deletes."""
     log = DeletesReader.open(data_dir, keep_keys=False)
     beat = read_beat(data_dir, TRAIN)
     trained = 0 if beat is None else int(beat.detail.get("edge", 0))
@@ -77,7 +75,7 @@ def _windows(data_dir: Path, request: int, width_us: int, now_us: int) -> str:
         is_done = log.lower_bound(ends[-1]) <= trained
         return " to publish a version" if is_done else " to learn windows that have closed"
     count = "a window" if len(open_ends) == 1 else count_noun(len(open_ends), "window")
-    # The event time of a live stream keeps pace with the wall clock; that of a recording does not.
+    # In a live stream, event time keeps pace with the wall clock; in a recording it does not.
     if abs(now_us - log.watermark) < width_us:
         closing = " and in ".join(span(max(0, end - now_us) / 1e6) for end in open_ends)
         when = f"which close{'s' if len(open_ends) == 1 else ''} in {closing}"
@@ -96,8 +94,8 @@ def utc(time_us: int) -> str:
 
 
 def has_store_to_clean(data_dir: Path, log: LogSettings) -> bool:
-    """Whether a store and a changelog may contain data that a compaction here removed: on a machine
-    that leads a log with followers. Raises: CorruptionError."""
+    """Whether a store and a changelog may contain data that a compaction removed here, as on the
+    leader of a log with followers. Raises: CorruptionError."""
     has_store = bool(log.name and log.store) and log.member != "replica"
     return has_store and read_compacted(data_dir) is not None
 

@@ -20,8 +20,8 @@ POLL_MS = 1_000
 
 
 class Found(NamedTuple):
-    """A location of a key. `where`: in words. at: byte in it, -1 in a table. key: number of the key
-    in the given list, from 0."""
+    """A location of a key. `where`: file, object or record, as text. at: offset of the byte in it,
+    -1 in a table. key: index of the key in the searched list."""
 
     where: str
     at: int
@@ -39,8 +39,9 @@ class Searched:
 
 
 class TopicRecord(NamedTuple):
-    """A record of a topic. texts: its key and headers, as bytes. continues: whether its value
-    continues that of the record before it. headers: as pairs."""
+    """A record of a topic. texts: its key, and names and values of its headers, as bytes.
+    continues: whether its value continues that of the record before. headers: (name, value)
+    pairs."""
 
     offset: int
     value: bytes
@@ -50,8 +51,8 @@ class TopicRecord(NamedTuple):
 
 
 class Topic(Protocol):
-    """A topic that is read from its first record to its present end. num_records: an upper bound,
-    known once the first record was read."""
+    """A topic that is read from its first record to its present end. num_records: upper bound of
+    the number of records, known once the first record was read."""
 
     name: str
     num_records: int
@@ -83,7 +84,7 @@ def read_keys(given: Iterable[str]) -> list[str]:
 class DeletedSearch:
     """Searches for keys, one location after the other. Owner: the command that runs it.
 
-    searched: numbers so far.
+    searched: numbers of files, objects, records and bytes so far.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class DeletedSearch:
                 total += path.stat().st_size
         self._begin(f"searching {folder}", total)
         for path in _files(folder, skipped):
-            # Files that the daemon removed meanwhile contain nothing any more.
+            # The daemon may remove a file during the search.
             with suppress(FileNotFoundError):
                 with path.open("rb") as file:
                     chunks = iter(lambda file=file: file.read(CHUNK_BYTES), b"")  # type: ignore[misc]
@@ -117,8 +118,8 @@ class DeletedSearch:
                 self.searched.files += 1
 
     def in_store(self, store: Store) -> Iterator[Found]:
-        """Search every object of a store, also those that no manifest names, and across the
-        borders of objects within a file. Raises: StoreError."""
+        """Search every object of a store, even those that no manifest lists, and the bytes across
+        the border of two objects of a file. Raises: StoreError."""
         sizes = store.sizes("")
         self._begin(f"searching {store.shown}", sum(sizes.values()))
         borders = _borders(store, sizes)
@@ -127,7 +128,8 @@ class DeletedSearch:
         for name, size in sorted(sizes.items()):
             found: dict[int, Found] = {}
             try:
-                # Files of several manifests may have an object: only its ends are read again then.
+                # An object may have other neighbors in other manifests: only its ends are read
+                # again for them.
                 around = zip_longest(lefts.get(name, [""]), rights.get(name, [""]), fillvalue="")
                 for number, (left, right) in enumerate(around):
                     ends = [(0, min(size, 2 * self._most)), (max(0, size - 2 * self._most), size)]
@@ -149,10 +151,11 @@ class DeletedSearch:
         names: tuple[str, str, str],
         part: tuple[int, int],
     ) -> Iterator[Found]:
-        """Search a part of an object, with the bytes before and after it: a key may be split over
-        two objects.
+        """Search a part of an object together with the bytes before and after it, since a key may
+        be split over two objects.
 
-        names: of the object before it in a file, "" for none, of itself, and of the one after it.
+        names: of the object before it in a file, of itself, and of the one after it; "" for none.
+        part: the bytes [begin, end) of the object.
         """
         # The bytes next to the part are in this object, or in its neighbor.
         left, name, right = names
@@ -183,7 +186,7 @@ class DeletedSearch:
             for text in record.texts:
                 yield from self._in(where, [text])
 
-            # The value may begin or end amid a key.
+            # A key may be split over the values of two records.
             before = before if record.continues else b""
             after = later.value[: self._most] if later is not None and later.continues else b""
             for key, at in self._find([record.value], before, after).items():
@@ -193,7 +196,7 @@ class DeletedSearch:
             self._progress(f"searching {topic.name}", number, topic.num_records, "records")
 
     def _begin(self, part: str, num_bytes: int) -> None:
-        """Begin a part of the work, with `num_bytes` to search."""
+        """Begin a part of the work, for its progress. num_bytes: to search in it."""
         self._part = part
         self._begun_at = self.searched.num_bytes
         self._total = num_bytes
@@ -229,7 +232,7 @@ def _files(folder: Path, skipped: Path | None) -> Iterator[Path]:
 
 
 def _borders(store: Store, sizes: Mapping[str, int]) -> set[tuple[str, str]]:
-    """The pairs of objects that follow one another in a file of any manifest. Raises:
+    """The pairs of objects that are next to each other in a file of any manifest. Raises:
     StoreError."""
     found = set()
     for _, manifest in manifests.read_all(store):
@@ -244,7 +247,7 @@ def _borders(store: Store, sizes: Mapping[str, int]) -> set[tuple[str, str]]:
 
 
 def _neighbors(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """For each first object of some pairs its second ones."""
+    """First object of some pairs -> the second objects of its pairs."""
     found: dict[str, list[str]] = {}
     for one, other in sorted(pairs):
         found.setdefault(one, []).append(other)
@@ -252,8 +255,8 @@ def _neighbors(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def _range(store: Store, sizes: Mapping[str, int], name: str, num_bytes: int) -> bytes:
-    """The first bytes of an object, or the last ones if the number is negative; none without a
-    name."""
+    """Read the first `num_bytes` of an object, or the last ones if the number is negative; none if
+    the name is ""."""
     if not name:
         return b""
     size = sizes[name]
@@ -296,7 +299,7 @@ class KafkaTopic:
                 try:
                     polled = consumer.poll(timeout_ms=POLL_MS).get(partition, [])
                 except OffsetOutOfRangeError:
-                    # Records that were deleted meanwhile contain nothing any more.
+                    # The archive may delete records during the search.
                     first = consumer.beginning_offsets([partition])[partition]
                     consumer.seek(partition, first)
                     continue

@@ -1,5 +1,5 @@
-"""Copies a data directory, such as that of a follower with its volume or a snapshot of it mounted
-here: without store and network, and also while a daemon runs on it."""
+"""Copies a data directory that is mounted on this machine, such as the volume of a follower or a
+snapshot of it. It needs no store and no network, and a daemon may run on the directory."""
 
 import os
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from streamd.store.snapshot import NAME
 from streamd.store.upload import snapshot_with_position
 
 COPIED = "models/"
-"""Path of the files that are copied besides the log. State of roles and trainer is left out: a
-member's name, holds, heartbeats and locks must not exist twice, and the rest is made again."""
+"""Folder that is copied in addition to the log. The state of roles and trainer is not copied: a
+member's name, leases, heartbeats and locks must not exist twice, and the rest is made again."""
 AGAIN = "run `streamd verify` there, and restore again, or from the store."
 
 
 def directory_at(url: str) -> Path | None:
-    """The data directory that a path or a file:// URL names; None if it names none, and so may name
-    a store."""
+    """The data directory at a path or file:// URL; None if there is none, so that the URL may be
+    that of a store."""
     parts = urlsplit(url)
     if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
         return None
@@ -40,10 +40,10 @@ def copy_directory(
     disk: Disk = DISK,
 ) -> LogState:
     """Copy the log up to its newest published commit, the versions, and the position in the
-    changelog to a directory that is empty or missing; then check all of it.
+    changelog to a directory that is empty or missing. Then check the copy.
 
-    While it copies a writable source, links in `roles/backup` keep the source's files, as in a
-    backup. A read-only source is read as it is.
+    As in a backup, links in `roles/backup` keep the source's files during the copy; a read-only
+    source gets no links.
 
     Args: as in `restore.restore`. Returns: the log's state. Raises: DataDirectoryError if the
     target is not empty; StoreError if a file changed or was removed meanwhile, or is damaged;

@@ -1,4 +1,4 @@
-"""Finds the nodes of an erasure that the log still has, and the reason why it still has them."""
+"""Finds the nodes of an erasure that are still in the log, and the reason why."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -20,10 +20,8 @@ KEY_TYPES = ("text", "integer")
 
 
 class Erasure:
-    """Follows some keys in the log of a data directory. Owner: a command or a request.
-
-    rows: the rows of the key table with one of them, as of the start.
-    """
+    """Follows the erasure of some keys in the log of a data directory. Owner: a command or a
+    request. rows: the rows of these keys in the key table, at the start."""
 
     def __init__(self, log: LogReader, rows: Sequence[KeyRow]) -> None:
         self._log = log
@@ -39,7 +37,7 @@ class Erasure:
         return cls(log, rows_of(log, keys))
 
     def live_rows(self) -> list[KeyRow]:
-        """The rows with nodes that the log has not deleted yet, after a read of new commits."""
+        """Read new commits, and return the rows of nodes that are not deleted yet."""
         self._log.refresh()
         node_K = np.array([row.node for row in self.rows], np.int64)
         gone_K = self._log.deletions.is_gone(node_K)
@@ -50,14 +48,14 @@ class Erasure:
         return [row.key for row in self.live_rows()]
 
     def is_read(self, sent: SentDelete) -> bool:
-        """Whether ingest has read a delete: it is in the log, or was refused."""
+        """Whether ingest has read a delete, so that it is in the log or was refused."""
         positions = self._log.state.progress.positions.get(sent.topic, {})
         return sent.partition in positions and positions[sent.partition].offset > sent.offset
 
     def wait_reason(self, sent: Sequence[SentDelete], log_role: str) -> str:
-        """The reason why deletes that were sent are not in the log yet. log_role: the role that
-        writes the log here."""
-        # Ingest reads past a delete only once it is in the log, or is a dead letter.
+        """The reason why the log does not have all deletes in `sent`. log_role: the role that
+        writes the log on this machine."""
+        # Ingest has read the record, and the log does not have it: so it is a dead letter.
         refused = [one for one in sent if self.is_read(one)]
         if refused:
             one = refused[0]
@@ -72,7 +70,7 @@ class Erasure:
 
 
 def rows_of(log: LogReader, keys: Collection[Key]) -> list[KeyRow]:
-    """The rows of a log's key table with one of some keys. Raises: CorruptionError."""
+    """The rows of some keys in a log's key table. Raises: CorruptionError."""
     return find_keys(log.data_dir, log.state.files.get(KEYS, NOTHING).num_bytes, keys)
 
 
@@ -92,10 +90,10 @@ def log_role_of(member: str, log_name: str) -> str:
 def candidates(
     text: str, schema: Schema, node_set: str | None = None, key_type: str | None = None
 ) -> list[Key]:
-    """The keys that a text on the command line may mean: text, and an integer if it is written as
-    one, in each node set.
+    """The keys that a text on the command line may mean: in each node set the text, and the integer
+    if the text is one.
 
-    node_set, key_type: leave only keys of these. Raises: SettingsError.
+    node_set, key_type: limit the keys to these; None for all. Raises: SettingsError.
     """
     names = schema.node_set_names
     if node_set is not None and node_set not in names:
@@ -119,15 +117,15 @@ def _integer(text: str) -> int | None:
     return number if str(number) == text and -(2**63) <= number < 2**63 else None
 
 
-def chosen_key(text: str, rows: Sequence[KeyRow], schema: Schema) -> Key | None:
-    """The key that a text names, found by the rows with one of its candidates; None if there is
-    none.
+def choose_key(text: str, rows: Sequence[KeyRow], schema: Schema) -> Key | None:
+    """Choose the key that a text means: the one of its candidates that has a row.
 
-    Raises: SettingsError if the log holds several.
+    rows: of the key table, with one of the candidates. Returns: None if there is none. Raises:
+    SettingsError if there are several.
     """
     found = list(dict.fromkeys(row.key for row in rows))
     if len(found) > 1:
-        held = ", ".join(f"{shown_key(key, schema)}" for key in found)
+        held = ", ".join(f"{key_text(key, schema)}" for key in found)
         raise SettingsError(
             f"The log holds {text} several times: {held}.",
             "choose one with --node-set or --key-type.",
@@ -135,8 +133,8 @@ def chosen_key(text: str, rows: Sequence[KeyRow], schema: Schema) -> Key | None:
     return found[0] if found else None
 
 
-def shown_key(key: Key, schema: Schema) -> str:
-    """A key for people: its text, its type if that is integer, its node set if there are
+def key_text(key: Key, schema: Schema) -> str:
+    """A key as text for people: its type follows if it is an integer, and its node set if there are
     several."""
     number, plain = split_key(key)
     kind = "" if isinstance(plain, str) else " (integer)"

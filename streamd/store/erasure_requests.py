@@ -1,7 +1,7 @@
-"""Requests to erase nodes, which outlive the process that took them: a file for each.
+"""Stores requests to erase nodes, one file each, so that they survive restarts.
 
 `DATA/erasures/open/<id>` has the keys, which the proof needs. A request that has ended moves to
-`DATA/erasures/ended/<id>` without them.
+`DATA/erasures/ended/<id>`, without the keys.
 """
 
 import time
@@ -26,11 +26,12 @@ KEPT_ENDED = 1000
 
 ErasureState = Literal["deleting", "compacting", "proving", "done", "found", "failed"]
 ENDS = ("done", "found", "failed")
-"""The states of a request that has ended; the others follow one another."""
+"""The states of a request that has ended. Before these come deleting, compacting and proving, in
+this order."""
 
 
 class SentNode(msgspec.Struct, frozen=True):
-    """The delete of a node that Kafka has acknowledged."""
+    """The delete of a node, as acknowledged by Kafka."""
 
     node: int
     topic: str
@@ -41,13 +42,14 @@ class SentNode(msgspec.Struct, frozen=True):
 class ErasureRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request to erase nodes.
 
-    keys: (node set, key) of each node, empty once it has ended. num_keys: of them, for good. topic:
-    for the deletes, "" for the first of streamd's own events. rows: (index of its key, node id) of
-    the nodes that the log holds, None until they were looked up. num_unknown: keys without a row.
-    sent: their deletes. event, seq: event id and commit of the newest delete, once the log has all.
-    compaction: id of the request in the models topic. waits_for: the reason why it still waits.
-    found: (number of a key from 1, location). proof: the files, objects and topics searched.
-    asked_at, compacted_at, ended_at: wall time in seconds, 0 until then.
+    asked_at, compacted_at, ended_at: wall time in seconds, 0 until then. num_keys: number of keys.
+    keys: (node set, key) of each node, empty once the request has ended. topic: for the deletes, ""
+    for the first topic of streamd's own events. rows: (index of a key, node id) of the nodes in the
+    log, None until they were looked up. num_unknown: number of keys without a row. sent: the
+    deletes in Kafka. event, seq: event id and commit of the newest delete, once the log has all of
+    them. compaction: id of the request to compact, in the models topic. waits_for: the reason why
+    the request waits or failed. found: (number of a key from 1, location) of each remaining key.
+    proof: the files, objects and topics that were searched.
     """
 
     id: str
@@ -75,8 +77,8 @@ class ErasureRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErasureRequests:
-    """Reads and writes the requests of a data directory. Safe to use from several processes: a
-    server adds them, and one process works on them."""
+    """Reads and writes the requests of a data directory. Several processes may use it: servers add
+    requests, and one process executes them."""
 
     def __init__(self, data_dir: Path) -> None:
         self.folder = data_dir / FOLDER
@@ -94,7 +96,7 @@ class ErasureRequests:
         return made
 
     def write(self, request: ErasureRequest) -> None:
-        """Write a request durably; one that has ended without its keys."""
+        """Write a request durably. A request that has ended is written without its keys."""
         has_ended = request.state in ENDS
         if has_ended:
             request = msgspec.structs.replace(request, keys=[], rows=[], sent=[])
@@ -108,7 +110,7 @@ class ErasureRequests:
 
     def read(self, request: str) -> ErasureRequest | None:
         """Read a request by its id; None if there is none here. Raises: CorruptionError."""
-        # Ended requests last: an open one may move there during the read.
+        # Read the ended requests last, since an open one may move there meanwhile.
         for part in (OPEN, ENDED):
             if (found := _read(self.folder / part / request)) is not None:
                 return found

@@ -1,7 +1,7 @@
-"""An index of stored files, so that unchanged files are not read again.
+"""An index of files by which an upload need not read unchanged files again.
 
-An entry records that a file with this inode, size and modification time starts with the bytes of
-these pieces. It concerns the local file alone, so it holds for any content of the store.
+An entry records that a local file with this inode, size and modification time starts with the bytes
+of certain pieces. It does not depend on the content of the store.
 """
 
 import time
@@ -43,12 +43,12 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class FileIndex:
-    """Knows the stored pieces of files that did not change. Owner: one upload at a time, by the
-    lock of its folder."""
+    """The pieces of files as they were last read. Owner: one upload at a time, by the lock of its
+    folder."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """path: the index's file, which may be missing; None for an index in memory only. A damaged
-        file counts as missing: then all files are read again."""
+        """path: the index's file, which may be missing; None for an index in memory only. If the
+        file is damaged, the index is empty, and all files are read again."""
         self._path = path
         self._entries: dict[str, Entry] = {}
         self._changed = False
@@ -66,13 +66,14 @@ class FileIndex:
             )
 
     def find(self, path: str, stat: FileStat) -> StoredFile | None:
-        """The stored pieces of a file that is as it was read; None if it has changed since."""
+        """Look up the pieces of a file; None if it has changed since it was read."""
         entry = self._entries.get(path)
         return entry.stored if entry is not None and entry.stat == stat else None
 
     def note(self, stat: FileStat, stored: StoredFile) -> None:
-        """Record the pieces of a file, which was as `stat` before it was read."""
-        # A second change within one tick of the clock would leave the same time.
+        """Record the pieces of a file. stat: of the file before it was read."""
+        # Do not record a file that has just changed: its modification time may stay the same at
+        # another change within the same tick of the clock.
         if time.time_ns() - stat.changed_ns < SETTLED_NS:
             return
         entry = Entry(stat, stored)

@@ -1,9 +1,8 @@
-"""Sets of files in a store: the bytes of the files are objects named by their content, and one more
-object names the files of a set. Manifests, versions and checkpoints are such sets.
+"""Sets of files in a store: manifests, versions and checkpoints. The bytes of the files are objects
+named by their content, and one more object lists the files of a set.
 
-A set is a JSON object `{"crc": "8 hex digits", "KIND": {...}}`; the CRC32C is of the bytes of its
-second value. It is written once all objects that it names are stored, so a set that exists is
-complete.
+That object is JSON, `{"crc": "8 hex digits", "KIND": {...}}`, with the CRC32C of the bytes of its
+second value. It is written once all listed objects are stored, so a set that exists is complete.
 """
 
 import re
@@ -21,7 +20,7 @@ FORMAT = 1
 OBJECTS = "objects"
 OBJECT_NAME = re.compile(rf"{OBJECTS}/[0-9a-f]{{2}}/[0-9a-f]{{62}}")
 OBJECT_BYTES = 1 << 25
-"""Maximum size of an object, 32 MiB: an interrupted upload repeats at most as much."""
+"""Maximum size of an object, 32 MiB: an interrupted upload repeats at most this much."""
 FILE_BYTES = 1 << 50
 """Maximum size of a file; a set with a larger one is damaged."""
 
@@ -72,9 +71,9 @@ class _Format(msgspec.Struct):
 class FileSetKind(Generic[Set]):
     """Encodes, decodes and checks the sets of one kind.
 
-    name: the kind's key in JSON. struct: its class. max_bytes: of JSON. check: returns the first
-    fault of a set, in words, "" if there is none. action: for the operator, if a set is damaged;
-    error: raised then.
+    name: the kind's key in JSON. struct: its class. max_bytes: of JSON. check: describes the first
+    fault of a set, "" if there is none. action: for the operator, if a set is damaged. error: class
+    of the error about a damaged set.
     """
 
     name: str
@@ -97,7 +96,7 @@ class FileSetKind(Generic[Set]):
             text = bytes(envelope[self.name])
             if f"{crc32c(text):08x}" != msgspec.json.decode(envelope["crc"], type=str):
                 raise self.error(f"{name} differs from its checksum.", self.action)
-            # The format first: fields of another format may not fit the struct.
+            # Check the format first: the fields of another one may not fit the struct.
             found = msgspec.json.decode(text, type=_Format).format
             if found != FORMAT:
                 raise StoreError(
@@ -119,10 +118,10 @@ class FileSetKind(Generic[Set]):
 
 
 def wrong_in(files: list[StoredFile], is_path: Callable[[str], bool], of: str, full: bool) -> str:
-    """The first fault in the paths and pieces of files, in words, "" if there is none.
+    """Describe the first fault in the paths and pieces of files; "" if there is none.
 
-    is_path: whether a path may be in such a set. of: a name of the set, for the words. full:
-    whether the pieces must fill each file, each byte once; else they may leave ranges out and
+    is_path: whether a path may be in such a set. of: kind of the set, for the text. full: whether
+    the pieces must fill each file, each byte once; otherwise they may leave ranges out and
     overwrite others.
     """
     if len({file.path for file in files}) != len(files):
@@ -152,7 +151,7 @@ def _fits(piece: Piece, size: int) -> bool:
 
 def _is_filled(file: StoredFile) -> bool:
     """Whether the pieces of a file fill all of it, each byte once."""
-    # In the order of the file, each range must begin at the end of the one before.
+    # Sorted by offset, each range must begin at the end of the one before.
     end = 0
     for offset, length in sorted(extent for piece in file.pieces for extent in piece.extents):
         if offset != end:
@@ -166,13 +165,13 @@ def object_names(files: Iterable[StoredFile]) -> set[str]:
     return {piece.object for file in files for piece in file.pieces}
 
 
-def check_there(store: Store, files: Iterable[StoredFile], again: str) -> None:
-    """Check that the store has every object of some files in its size.
+def check_objects_exist(store: Store, files: Iterable[StoredFile], again: str) -> None:
+    """Check that the store has every object of some files, with its size.
 
-    again: the operator's action if an object is missing. Raises: StoreError that names one such
+    again: the operator's action if one is missing. Raises: StoreError with the name of one missing
     object.
     """
-    # One listing, not a request for each object.
+    # List the store once instead of a request for each object.
     sizes = store.sizes(OBJECTS)
     for file in files:
         for piece in file.pieces:

@@ -1,5 +1,5 @@
-"""Decides whether the bytes of a key are a text of their own, or a part of a longer one: `user:34`
-is a part of `user:340`, and must not count as found in it."""
+"""Decides whether the bytes of a key are a whole text or a part of a longer one: a search for
+`user:34` must not find it in `user:340`."""
 
 import re
 import struct
@@ -8,26 +8,26 @@ import unicodedata
 from streamd.eventlog.node_keys import KIND, REMOVED, ROW_HEAD, STRING
 
 MAX_ROW_BYTES = 4_096
-"""Longest text that is recognized as a row of the file of keys: 16 times the default of
-`ingest.max_key_bytes`. Longer rows are judged as other text."""
+"""Maximum length of a text that is recognized as a row of the file of keys: 16 times the default of
+`ingest.max_key_bytes`. A longer row is treated as any other text."""
 CONTEXT_BYTES = MAX_ROW_BYTES + ROW_HEAD
-"""Bytes before and after an occurrence of a key that may decide about it."""
+"""Bytes before and after an occurrence of a key that the decision may need."""
 CHARACTER_BYTES = 12
 """Longest form of a character: a pair of JSON's escapes."""
 
 CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 ESCAPED_BEFORE = re.compile(rb"\\(?:[bfnrt]|((?:u[Dd][89AaBb][0-9A-Fa-f]{2}\\)?u[0-9A-Fa-f]{4}))\Z")
 ESCAPED_AFTER = re.compile(rb"\\((?:u[Dd][89AaBb][0-9A-Fa-f]{2}\\)?u[0-9A-Fa-f]{4})")
-"""JSON's escapes, with the code units of the character."""
+"""JSON's escapes before and after a text; the group has the code units of the character."""
 _length_at = struct.Struct("<I").unpack_from
 
 
 def is_whole(data: bytes, begin: int, end: int) -> bool:
     """Whether `data[begin:end]`, the bytes of a key, are a whole text.
 
-    In a row of the file of keys the row's length decides. In any other text a letter, digit or
-    underscore directly before or after the bytes makes them a part of a longer text, also if it is
-    written as one of JSON's escapes. In doubt they are whole: a search must miss nothing.
+    In a row of the file of keys, the row's length decides. In any other text, the bytes are a part
+    of a longer text if a letter, digit or underscore is next to them, even if it is written as one
+    of JSON's escapes. In doubt they are whole, so that a search misses nothing.
     """
     row = _row_around(data, begin, end)
     if row is not None:
@@ -37,9 +37,9 @@ def is_whole(data: bytes, begin: int, end: int) -> bool:
 
 
 def _row_around(data: bytes, begin: int, end: int) -> tuple[int, int] | None:
-    """The bounds of the text of the row of the file of keys around some bytes, None if they are in
-    no row. A row may end after `data`."""
-    # The highest byte of a row's length is zero, and a key holds no zero.
+    """The bounds [begin, end) of the text of the row, in the file of keys, around some bytes; None
+    if they are in no row. A row may end after `data`."""
+    # A row begins with its length. Its highest byte is zero, while a key has no zero byte.
     first = data.rfind(b"\0", max(0, begin - MAX_ROW_BYTES - 1), begin) + 1
     if first < ROW_HEAD:
         return None

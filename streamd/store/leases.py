@@ -1,7 +1,7 @@
-"""Leases in a store show which processes work on it, so that no object is removed that an upload
-relies on.
+"""Leases of the processes that upload to a store or remove objects from it, so that no removal
+takes an object that an upload relies on.
 
-An upload and a removal each write their own lease before they look for those of others: of two that
+An upload and a removal each write their lease before they list those of others. So of two that
 start at once, at least one sees the other. A removal that sees an upload removes nothing; an upload
 that sees a removal waits for its end.
 """
@@ -18,16 +18,17 @@ from streamd.store.objects import Store
 
 logger = structlog.get_logger()
 UPLOADS = "uploads"
-"""Folder of the store with an object for each upload under way. Its name has the time at which the
-lease was written, in seconds, and the owner."""
+"""Folder of the store with an object for each upload in progress. The object's name has the wall
+time of its write, in seconds, and the owner."""
 REMOVALS = "removals"
 """The same for removals of objects."""
 LEASE_SECONDS = 3_600
-"""Age from which a lease has expired: its process was killed."""
+"""Age at which a lease expires, because its process was killed."""
 RENEW_SECONDS = 300.0
-"""Pause between two renewals of a lease, short against LEASE_SECONDS: clocks of machines differ."""
+"""Interval of renewals of a lease, short compared to LEASE_SECONDS, since clocks of machines
+differ."""
 WAIT_SECONDS = 1.0
-"""Pause between two checks for a removal under way, which takes seconds."""
+"""Interval of the checks for a removal in progress, which takes seconds."""
 
 
 def new_owner() -> str:
@@ -39,7 +40,7 @@ class StoreLease:
     """A lease in a folder of the store. Owner: `hold_lease`, which removes it."""
 
     def __init__(self, store: Store, folder: str, owner: str, now: Callable[[], float]) -> None:
-        """Write the lease, and remove one that this owner left when it was killed."""
+        """Write the lease, and remove an older one of this owner, which was killed."""
         self._store = store
         self._folder = folder
         self._owner = owner
@@ -68,7 +69,7 @@ class StoreLease:
         try:
             self._store.remove([self._name])
         except StoreError as error:
-            # Nothing is lost: others wait until it expires.
+            # Others only wait until it expires.
             logger.warning(
                 "store_lease_not_removed",
                 store=self._store.shown,
@@ -81,7 +82,7 @@ class StoreLease:
 def hold_lease(
     store: Store, folder: str, owner: str, now: Callable[[], float] = time.time
 ) -> Iterator[StoreLease]:
-    """Hold a lease in a folder of the store, and remove it at the end. Raises: StoreError."""
+    """Hold a lease in a folder of the store inside the block. Raises: StoreError."""
     lease = StoreLease(store, folder, owner, now)
     try:
         yield lease
@@ -90,16 +91,19 @@ def hold_lease(
 
 
 @contextmanager
-def under_way(store: Store) -> Iterator[StoreLease]:
-    """Hold the lease of an upload, once no removal is under way. Raises: StoreError."""
+def upload_lease(store: Store) -> Iterator[StoreLease]:
+    """Hold the lease of an upload inside the block, which begins once no removal is in progress.
+    Raises: StoreError."""
     owner = new_owner()
     with hold_lease(store, UPLOADS, owner) as lease:
         wait_for_removals(store, owner, time.time, store.sleep)
         yield lease
 
 
-def others(store: Store, folder: str, owner: str, now: float) -> tuple[list[str], list[str]]:
-    """List the leases of a folder that are not the owner's: (valid ones, expired ones). Raises:
+def list_other_leases(
+    store: Store, folder: str, owner: str, now: float
+) -> tuple[list[str], list[str]]:
+    """List the leases of other owners in a folder. Returns: names of (valid, expired) ones. Raises:
     StoreError."""
     found = [name for name in store.sizes(folder) if not name.endswith(f"-{owner}")]
     count = [name for name in found if _written_at(name) > now - LEASE_SECONDS]
@@ -109,9 +113,9 @@ def others(store: Store, folder: str, owner: str, now: float) -> tuple[list[str]
 def wait_for_removals(
     store: Store, owner: str, now: Callable[[], float], sleep: Callable[[float], None]
 ) -> None:
-    """Wait until no removal is under way. Raises: StoreError after LEASE_SECONDS."""
+    """Wait until no removal is in progress. Raises: StoreError after LEASE_SECONDS."""
     begun = now()
-    while others(store, REMOVALS, owner, now())[0]:
+    while list_other_leases(store, REMOVALS, owner, now())[0]:
         if now() - begun > LEASE_SECONDS:
             raise StoreError(
                 f"Another process has been removing objects from {store.shown} for an hour.",

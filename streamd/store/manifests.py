@@ -1,4 +1,4 @@
-"""A manifest is the set of the files of a data directory after one commit, in a store."""
+"""Manifests: a manifest lists the files of a data directory after one commit, in a store."""
 
 import re
 from collections.abc import Iterator
@@ -22,19 +22,19 @@ NAME = re.compile(rf"{FOLDER}/(\d{{10}})-(\d{{20}})\.json")
 MANIFEST_BYTES = 1 << 30
 """Maximum size of a manifest; one of 1,000,000 files takes about 0.3 GB."""
 PARTS = {"models", "train", "journal", EDGE_FOLDERS, ROLES_FOLDER}
-"""First parts of the paths that a manifest may name, besides the append-only files."""
+"""Folders with files that a manifest may list, besides the append-only files."""
 OTHER_MANIFEST = "take another one (--seq), or back up again."
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a data directory after a commit.
 
-    term, seq: of the commit. created_at: wall time in seconds. log: `LogState.checkpoint` after it.
-    changelog_seq, changelog_offset: a commit up to this one, and the offset in the changelog after
-    it, at which a follower with the files resumes; 0 and None without a changelog. changelog: its
-    identity, a `ChangelogId`; changelog_term: the current term there. compacted: commit of the
-    newest compaction that was done before the files were read, 0 for none. versions: names of the
-    model versions. checkpoint: name of the trainer's checkpoint, "" if there is none.
+    term, seq: of the commit. created_at: wall time in seconds. log: `LogState.checkpoint` after the
+    commit. changelog_seq, changelog_offset: the commit, this one or an earlier one, after which a
+    follower with the files resumes, and its offset in the changelog; 0 and None without a
+    changelog. changelog: identity of the changelog, a `ChangelogId`; changelog_term: the term in
+    it. compacted: commit of the newest compaction before the files were read, 0 for none. versions:
+    names of the model versions. checkpoint: name of the trainer's checkpoint, "" for none.
     """
 
     format: int = FORMAT
@@ -58,7 +58,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def position(self) -> ChangelogPosition | None:
-        """The position in the changelog at which followers with its files resume, None without a
+        """The position in the changelog at which followers with these files resume, None without a
         changelog."""
         if self.changelog_offset is None:
             return None
@@ -69,13 +69,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _wrong_in(manifest: Manifest) -> str:
-    """The first fault of a manifest, in words; "" if there is none."""
+    """Describe the first fault of a manifest; "" if there is none."""
     return wrong_in(manifest.files, _is_path, "a data directory", full=False)
 
 
 def _is_path(path: str) -> bool:
-    """Whether a manifest may write to a path: it must be inside the data directory, and be one of
-    the directory's own."""
+    """Whether a manifest may list a path: it must be inside the data directory, and one of a file
+    that a data directory has."""
     parts = path.split("/")
     plain = all(p and not p.startswith(".") and "\\" not in p and p.isprintable() for p in parts)
     return plain and str(PurePosixPath(path)) == path and (path in APPENDED or parts[0] in PARTS)
@@ -115,8 +115,8 @@ def read(store: Store, name: str) -> Manifest:
 
 
 def read_all(store: Store) -> Iterator[tuple[str, Manifest]]:
-    """Read the manifests of a store, with their names, without those that the archive removes
-    meanwhile. Raises: StoreError."""
+    """Read the manifests of a store, with their names; one that the archive removes meanwhile is
+    skipped. Raises: StoreError."""
     for name in names(store):
         try:
             manifest = read(store, name)

@@ -1,5 +1,5 @@
-"""A store keeps objects under a URL: a thin layer over fsspec that bounds and describes
-failures."""
+"""Stores of objects under a URL: a thin layer over fsspec with retries, deadlines and errors for
+operators."""
 
 import time
 import uuid
@@ -18,26 +18,26 @@ from streamd.storage import DISK, SCRATCH
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 60.0
-"""Longest time for all tries of one object: a store that restarts is back by then."""
+"""Maximum time for all tries of one object: a store that restarts is back by then."""
 CALL_SECONDS = 40.0
-"""Longest time of one call: a loop without progress for 60 seconds counts as stalled."""
+"""Maximum time of one call: a role without progress for 60 seconds counts as stalled."""
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 10.0
-"""Pauses between tries grow from the first to the longest, to relieve a store in trouble."""
+"""Pauses between tries grow from the first to the longest, to relieve an overloaded store."""
 HIDDEN = "***"
 SECRET_BYTES = 4
-"""Minimum length of an option's value that is hidden: no secret is shorter, and single digits are
-in every message."""
+"""Minimum length of an option's value that is hidden in messages. No secret is shorter; single
+digits occur in every message."""
 AWAY = "check the store's URL, credentials and network, then run it again: stored objects stay."
-SURE = (FileNotFoundError, PermissionError, NotADirectoryError, NotImplementedError)
-"""Errors that another try would only repeat."""
+PERMANENT_ERRORS = (FileNotFoundError, PermissionError, NotADirectoryError, NotImplementedError)
+"""Errors that no retry can mend."""
 
 
 class Store:
     """Puts, gets, lists and removes objects under a URL. Owner: one thread.
 
-    shown: the URL without credentials, for messages. before_try: called before each try, which may
-    take long; an exception that it raises ends the work.
+    shown: the URL without credentials, for messages. before_try: called before each try; an
+    exception that it raises ends the call.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class Store:
         timeout_seconds: float = TIMEOUT_SECONDS,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """timeout_seconds: longest time for all tries of one object. sleep: waits between tries.
-        Raises: StoreError if no file system is known or installed for the URL."""
+        """timeout_seconds: maximum time for all tries of one object. sleep: waits between tries.
+        Raises: StoreError if no installed file system supports the URL."""
         self.shown = without_secrets(url)
         self._secrets = _secrets_of(url)
         self._timeout = timeout_seconds
@@ -62,18 +62,18 @@ class Store:
                 "name a URL such as file:///backups or s3://bucket/folder, and install its "
                 "library: pip install 'streamd-gnn[s3]', [gs] or [azure].",
             ) from None
-        # Calls of a file system on an event loop may hang; fsspec bounds their time itself.
+        # Calls of asynchronous file systems may hang; fsspec has a timeout for them.
         bound = min(timeout_seconds, CALL_SECONDS)
         self._bound = {"timeout": bound} if isinstance(self._fs, AsyncFileSystem) else {}
 
     def _open(self, **options: bool) -> tuple[fsspec.AbstractFileSystem, str]:
         """The file system of the URL, and the root in it. Raises: ImportError, ValueError."""
-        # Other processes write here too, so listings are not cached.
+        # Do not cache listings, since other processes write to the store too.
         fs, root = fsspec.core.url_to_fs(self._url, use_listings_cache=False, **options)
         return fs, root
 
     def put(self, name: str, data: bytes) -> None:
-        """Write an object completely or not at all, and check the size that arrived. Raises:
+        """Write an object completely or not at all, and check its size in the store. Raises:
         StoreError."""
         path = self._path(name)
 
@@ -126,7 +126,7 @@ class Store:
         return self._try(f"{folder} cannot be listed in", find)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects; one that is gone already is no error. Raises: StoreError."""
+        """Remove objects, unless they are gone already. Raises: StoreError."""
 
         def remove(name: str) -> None:
             try:
@@ -141,8 +141,8 @@ class Store:
         return f"{self._root.rstrip('/')}/{name}"
 
     def _try(self, what: str, act: Callable[[], T]) -> T:
-        """Call `act`, and repeat it after growing pauses if it fails, until the time is up. Raises:
-        StoreError."""
+        """Call `act`; if it fails, repeat it after growing pauses for up to `timeout_seconds`.
+        what: the failure, for the error's text. Raises: StoreError."""
         begun = time.monotonic()
         pause = FIRST_PAUSE_SECONDS
         has_renewed = False
@@ -153,15 +153,15 @@ class Store:
             except StoreError:
                 raise
             except Exception as error:  # noqa: BLE001 - each file system has errors of its own
-                # Libraries read credentials once, so the file system is opened again to read
-                # renewed ones.
+                # Open the file system again, since libraries read credentials only then, and these
+                # may have been renewed.
                 if isinstance(error, PermissionError) and not has_renewed:
                     has_renewed = True
                     self._fs, self._root = self._open(skip_instance_cache=True)
                     continue
                 late = time.monotonic() - begun + pause > self._timeout
-                if late or isinstance(error, SURE):
-                    # The cause is not chained: its text may hold credentials.
+                if late or isinstance(error, PERMANENT_ERRORS):
+                    # Do not chain the cause: its text may contain credentials.
                     raise StoreError(
                         f"{what} {self.shown}: {type(error).__name__} {self._clean(error)}.", AWAY
                     ) from None
@@ -181,7 +181,7 @@ def _secrets_of(url: str) -> list[str]:
     parts = urlsplit(url)
     user_info = parts.netloc.rpartition("@")[0]
     found = {user_info, *user_info.split(":", 1), parts.query}
-    # A library may print the values of options, as they are or decoded.
+    # A library may print option values, either as in the URL or decoded.
     found |= {value for _, value in parse_qsl(parts.query) if len(value) >= SECRET_BYTES}
     found |= {unquote(text) for text in found}
     return sorted(filter(None, found), key=len, reverse=True)
@@ -190,7 +190,7 @@ def _secrets_of(url: str) -> list[str]:
 def _write_file(path: Path, data: bytes) -> None:
     """Write an object of a local store durably."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Trainer and archive may send the same object at once: each renames its own file.
+    # Trainer and archive may write the same object at once, so each renames its own file.
     scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}{SCRATCH}")
     try:
         with scratch.open("xb") as file:

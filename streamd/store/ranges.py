@@ -1,5 +1,5 @@
-"""The committed bytes of each file of a snapshot, and those of them that an earlier manifest
-lacks."""
+"""Finds the committed bytes of each file of a snapshot, and which of them no earlier manifest
+has."""
 
 import hashlib
 import os
@@ -23,19 +23,19 @@ Extent = tuple[int, int]
 EDGES = ("src", "dst", "time", "msg")
 LABEL_ROWS = ("label_n_id", "label_time", "label_target")
 LARGE_BYTES = OBJECT_BYTES // 2
-"""Size from which a piece stays as it is while its file grows."""
+"""Size of a piece from which on it is never merged with later bytes of its file."""
 DELTAS = 64
-"""Number of small pieces of a file above which they are stored again as large ones: a restore
-requests each piece."""
+"""Maximum number of small pieces of a file. Above it they are stored again as large pieces, since a
+restore needs a request for each piece."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PendingFile:
-    """A file of a snapshot that is to be stored.
+    """A file of a snapshot that an upload must store.
 
     path: in the data directory. size, revision: as in `StoredFile`. kept: pieces that are stored
-    already. extents: the missing ranges. header: the first bytes as of the commit, if the file's
-    own may be of a later one.
+    already. extents: the ranges to send. header: first bytes of the file after the commit, if those
+    in the file may be of a later commit.
     """
 
     path: str
@@ -47,7 +47,7 @@ class PendingFile:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that are missing."""
+        """Number of bytes to send."""
         return sum(n for _, n in self.extents)
 
 
@@ -55,9 +55,9 @@ class PendingFile:
 class Earlier:
     """The part of a log that is stored already.
 
-    state, files: the log's state and the files, by path, of an earlier manifest of the same log;
-    None and empty if there is none. index: of files that were read before. objects: size of each
-    object of the store, by name.
+    state, files: state of the log and files by path in an earlier manifest of the same log; None
+    and empty if there is none. index: of files that were read before. objects: name of each object
+    in the store -> its bytes.
     """
 
     state: LogState | None
@@ -66,14 +66,15 @@ class Earlier:
     objects: dict[str, int]
 
     def file(self, path: str) -> StoredFile:
-        """The file in that manifest; NO_FILE if it or one of its objects is missing."""
-        return self._there(self.files.get(path))
+        """The file at a path in that manifest; NO_FILE if it or one of its objects is missing."""
+        return self._if_complete(self.files.get(path))
 
     def find_unchanged(self, path: str, stat: FileStat) -> StoredFile:
-        """The file as it was read, if it has not changed and is completely stored; else NO_FILE."""
-        return self._there(self.index.find(path, stat))
+        """The file at a path by the index, if it has not changed and all its objects are stored;
+        otherwise NO_FILE."""
+        return self._if_complete(self.index.find(path, stat))
 
-    def _there(self, file: StoredFile | None) -> StoredFile:
+    def _if_complete(self, file: StoredFile | None) -> StoredFile:
         has = file is not None and all(self.objects.get(p.object) == p.size for p in file.pieces)
         return file if file is not None and has else NO_FILE
 
@@ -95,7 +96,11 @@ def files_to_store(snapshot: Snapshot, earlier: Earlier) -> Iterator[PendingFile
         old = earlier.file(path)
         same = earlier.index.find(path, snapshot.stats[path])
         if same is None or same != old:
-            old = old if old.size <= size and holds(snapshot.folder / path, old) else NO_FILE
+            old = (
+                old
+                if old.size <= size and has_stored_bytes(snapshot.folder / path, old)
+                else NO_FILE
+            )
         yield append_range(path, size, 0, old)
 
     # Files of trainer, roles and versions are stored whole, and read again only after a change.
@@ -105,7 +110,7 @@ def files_to_store(snapshot: Snapshot, earlier: Earlier) -> Iterator[PendingFile
 
 
 def append_range(path: str, size: int, revision: int, old: StoredFile) -> PendingFile:
-    """A file with first bytes that may be stored already."""
+    """A file that only grows. old: as stored; its pieces have the first bytes."""
     is_continued = old.revision == revision and old.size <= size
     kept = _worth_keeping(old.pieces) if is_continued else []
     missing = _without([(0, size)] if size else [], kept)
@@ -115,14 +120,14 @@ def append_range(path: str, size: int, revision: int, old: StoredFile) -> Pendin
 
 
 def _worth_keeping(pieces: list[Piece]) -> list[Piece]:
-    """The pieces of a file that stay: all, or only the large ones if there are too many small
-    ones."""
+    """The pieces of a file that stay: all, or only the large ones if there are more than DELTAS
+    small ones."""
     large = [piece for piece in pieces if piece.size >= LARGE_BYTES]
     return pieces if len(pieces) - len(large) <= DELTAS else large
 
 
 def _without(extents: list[Extent], kept: list[Piece]) -> list[Extent]:
-    """The parts of some ranges, given in order, that no piece fills."""
+    """The parts of some ranges, ascending, that no piece fills."""
     filled = sorted(extent for piece in kept for extent in piece.extents)
     missing = []
     for offset, length in extents:
@@ -141,14 +146,15 @@ def _without(extents: list[Extent], kept: list[Piece]) -> list[Extent]:
 def _segment_files(
     snapshot: Snapshot, segment: SegmentState, earlier: Earlier | None
 ) -> Iterator[PendingFile]:
-    """Yield the files of a segment with the committed rows of each. earlier: None if nothing of the
-    segment's revision is stored."""
+    """Yield the files of a segment, each with the ranges of its committed rows. earlier: None if
+    nothing of this revision of the segment is stored."""
     if not segment.rows_per_set:
         rows = segment.num_edges, segment.num_labels
         yield _tguf(snapshot, segment, segment.path, rows, earlier)
         return
 
-    # A folder has a file for each set, one for labels if the log has any, and the order.
+    # The folder of a segment has a file for each set, one for labels if there are any, and the
+    # order of events.
     names = snapshot.state.schema.edge_set_names
     for name, num_edges in zip(names, segment.rows_per_set, strict=False):
         yield _tguf(snapshot, segment, f"{segment.path}/{name}.tguf", (num_edges, 0), earlier)
@@ -186,11 +192,11 @@ def _ranges(
     committed: list[Extent],
     header: bytes,
 ) -> PendingFile:
-    """A file of a segment with its committed ranges, and the header with them."""
+    """A file of a segment with its committed ranges; the header is sent with them."""
     old = earlier.file(path) if earlier is not None else NO_FILE
     kept = _worth_keeping(old.pieces) if old.size == size else []
     extents = _without([extent for extent in committed if extent[1]], kept)
-    # Without pieces, nothing of the file is stored yet, not even its header.
+    # Without pieces, the header must be sent too.
     if header and (extents or not kept):
         extents.insert(0, (0, PAGE))
     return PendingFile(
@@ -203,8 +209,9 @@ def _ranges(
     )
 
 
-def holds(path: Path, file: StoredFile) -> bool:
-    """Whether a file starts with the bytes of a stored one, by the checksums of its pieces."""
+def has_stored_bytes(path: Path, file: StoredFile) -> bool:
+    """Whether a local file starts with the bytes of a stored one, by the checksums of its
+    pieces."""
     if not path.exists() or path.stat().st_size < file.size:
         return False
     with path.open("rb") as local:
@@ -229,7 +236,7 @@ def objects_of(folder: Path, wanted: PendingFile) -> Iterator[tuple[Piece, bytes
 
 
 def _cut(extents: tuple[Extent, ...]) -> Iterator[list[Extent]]:
-    """Divide ranges into groups of at most OBJECT_BYTES."""
+    """Yield groups of ranges, each of at most OBJECT_BYTES; a longer range is divided."""
     group: list[Extent] = []
     room = OBJECT_BYTES
     for offset, length in extents:

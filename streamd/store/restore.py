@@ -45,7 +45,8 @@ def restore(
 ) -> None:
     """Write the files of a manifest to a data directory that is empty or missing, and check them.
 
-    A scratch folder next to it gets its name at the end, so a killed restore leaves no log.
+    1. Write and check the files in a scratch folder next to the directory.
+    2. Rename the folder to the directory, so that a killed restore leaves no log.
 
     Args: progress: called with (bytes written, bytes in all); check: returns the damage outside the
     log, in words. Raises: DataDirectoryError if the target is not empty, StoreError if an object or
@@ -59,8 +60,9 @@ def restore(
 
 @contextmanager
 def new_directory(data_dir: Path, disk: Disk) -> Iterator[Path]:
-    """Yield a folder to write to, which then becomes the data directory, or is removed after an
-    error. Raises: DataDirectoryError if the target is not empty or cannot be written."""
+    """Yield a scratch folder. At the end of the block it is renamed to the data directory; after an
+    error it is removed. Raises: DataDirectoryError if the target is not empty or cannot be
+    written."""
     check_free(data_dir)
     data_dir.parent.mkdir(parents=True, exist_ok=True)
     scratch = data_dir.with_name(f".{data_dir.name}.restore{SCRATCH}")
@@ -82,7 +84,7 @@ def new_directory(data_dir: Path, disk: Disk) -> Iterator[Path]:
 
 
 def check_free(data_dir: Path) -> None:
-    """Check that a restore may put a directory here. Raises: DataDirectoryError."""
+    """Check that a restore may make a directory at this path. Raises: DataDirectoryError."""
     if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):
         raise DataDirectoryError(
             f"{data_dir} is not empty.", "restore into a new directory; nothing is overwritten."
@@ -101,7 +103,7 @@ def _write_files(
     progress: Callable[[int, int], None],
     disk: Disk,
 ) -> None:
-    """Write every file durably, then the files that make them a log."""
+    """Write every file durably, then `published` and the position, which make them a log."""
     total = sum(piece.size for file in manifest.files for piece in file.pieces)
     done = 0
 
@@ -113,7 +115,7 @@ def _write_files(
     last = LogState.restored(manifest.log).last
     for file in manifest.files:
         (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
-        # Commits continue in the last segment: its blocks are reserved, as those of a new one are.
+        # Commits continue in the last segment, so reserve its disk blocks, as for a new segment.
         reserve = last is not None and file.path == last.path
         write_file(store, folder / file.path, file, reserve, written, disk)
     write_publication(folder, manifest.seq, manifest.position, disk)
@@ -122,7 +124,7 @@ def _write_files(
 def write_publication(
     folder: Path, seq: int, position: ChangelogPosition | None, disk: Disk
 ) -> None:
-    """Write the position in the changelog, at which the directory resumes, and `published` last;
+    """Write the position in the changelog at which the directory resumes, and last `published`;
     then make the folders durable."""
     if position is not None:
         write_durably(folder / CHANGELOG, position.pack(), disk)
@@ -168,8 +170,8 @@ def write_pieces(
     written: Callable[[int], None],
     disk: Disk,
 ) -> None:
-    """Write a file of `size` bytes, and make it durable. reserve: also its blocks, for later
-    commits."""
+    """Write a file of `size` bytes durably. reserve: whether to reserve its disk blocks, for later
+    commits. written: called with the bytes of each piece."""
     fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         disk.truncate(fd, size)
@@ -190,9 +192,9 @@ def write_pieces(
 
 
 def _write_extent(fd: int, data: memoryview, offset: int, over: bool, disk: Disk) -> None:
-    """Write a range of a file; blocks of zeros of large new ranges are left as holes.
+    """Write a range of a file. Blocks of zeros in a large new range become holes.
 
-    over: whether the range may have other bytes already.
+    over: whether the range may have other bytes already, so that zeros must be written.
     """
     if over or len(data) <= HOLE_BYTES:
         disk.write(fd, data, offset)
@@ -215,7 +217,7 @@ def verify_result(
 ) -> None:
     """Check a directory as `streamd verify` does, and that its log ends in the expected state.
 
-    `what`: the start of the message. again: the operator's action. Raises: StoreError.
+    `what`: subject of the error's text. again: the operator's action. Raises: StoreError.
     """
     found = last_state(folder, expected.schema)
     damage = [f"{d.path} {d.extent}" for d in verify_log(folder)[1]]

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from streamd.store.key_bounds import CONTEXT_BYTES, is_whole
 
 CHUNK_BYTES = 1 << 22
-"""Bytes searched at once, 4 MiB: a disk reads them in some milliseconds."""
+"""Number of bytes searched at once, 4 MiB: a disk reads them in some milliseconds."""
 SHORT_BYTES = 6
-"""Forms of a key with fewer bytes are found by chance: there are 12 million of five letters, so
-gigabytes of text contain each of them hundreds of times."""
+"""A form of a key with fewer bytes may be found by chance: there are 12 million words of five
+letters, so gigabytes of text contain each of them hundreds of times."""
 FEW_FORMS = 16
-"""Up to this number, forms are searched for one by one: that is faster than a table, which takes
-equally long for any number."""
+"""Up to this number, forms are searched one by one, which is faster than the table: a table takes
+the same time for any number."""
 WINDOWS = (8, 4)
-"""Numbers of bytes of a form that a table hashes; shorter forms are searched for one by one."""
+"""Numbers of bytes of a form that a table hashes; shorter forms are searched one by one."""
 HASH_BITS = 20
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 """Multiplier of Fibonacci hashing: the upper bits of a product depend on all bits of a window."""
@@ -31,13 +31,13 @@ def forms_of(key: str) -> list[bytes]:
 
 
 def is_found_by_chance(key: str) -> bool:
-    """Whether other data may contain the bytes of a key by chance: it is a short text, or digits,
-    which are parts of times and sizes."""
+    """Whether other data may contain the bytes of a key by chance, as those of a short text, or of
+    digits, which occur in times and sizes."""
     return min(map(len, forms_of(key))) < SHORT_BYTES or key.lstrip("-").isdigit()
 
 
 class KeySearch:
-    """Finds keys in bytes. keys: in the given order; the index of a key is its number."""
+    """Finds keys in bytes. A key's number is its index in `keys`."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self.keys = list(keys)
@@ -52,8 +52,8 @@ class KeySearch:
         self._tables = [] if few else [_Table(window, self._of(window)) for window in WINDOWS]
 
     def _of(self, window: int) -> list[bytes]:
-        """The forms for the table of this window: each is in the table of the longest window that
-        it fills."""
+        """The forms for the table of a window: a form belongs to the longest window that it
+        fills."""
         longer = [w for w in WINDOWS if w > window]
         most = min(longer, default=1 << 62)
         return [form for form in self._forms if window <= len(form) < most]
@@ -64,7 +64,8 @@ class KeySearch:
         """Yield (number of a key, offset of its first occurrence), each key once. A part of a
         longer text is no occurrence (`streamd.store.key_bounds`).
 
-        decided, end: occurrences that end in (decided, end] count; the other bytes are context.
+        decided, end: only occurrences that end in (decided, end] count; the other bytes are
+        context, by which a part of a longer text is recognized.
         """
         last = len(data) if end is None else end
         found: dict[int, int] = {}
@@ -76,7 +77,7 @@ class KeySearch:
         yield from sorted(found.items())
 
     def _occurrences(self, data: bytes) -> Iterator[tuple[bytes, int]]:
-        """Yield (form, offset) wherever the bytes of a form are, perhaps several times."""
+        """Yield (form, offset) of each occurrence of the bytes of a form, possibly twice."""
         for form in self._single:
             at = data.find(form)
             while at >= 0:
@@ -100,7 +101,8 @@ class KeySearch:
         start = -len(before)
         for piece in pieces:
             data += piece
-            # Later bytes may show that an occurrence is a part of a longer text.
+            # Decide about the last occurrences with the next piece: its bytes may show that they
+            # are parts of longer texts.
             end = len(data) - CONTEXT_BYTES
             if end < decided + CONTEXT_BYTES:
                 continue
@@ -123,7 +125,7 @@ class _Table:
     def __init__(self, window: int, forms: list[bytes]) -> None:
         self._window = window
         self._type = np.dtype(f"<u{window}")
-        # For each form the window that the fewest forms share: many start or end alike.
+        # Hash the window of each form that the fewest other forms have: many start or end alike.
         windows = [[form[i : i + window] for i in range(len(form) - window + 1)] for form in forms]
         shared = Counter(one for some in windows for one in set(some))
         self._forms: dict[bytes, list[tuple[bytes, int]]] = {}
@@ -135,7 +137,7 @@ class _Table:
             self._has[_hashes(np.frombuffer(b"".join(self._forms), self._type))] = True
 
     def find(self, data: bytes) -> Iterator[tuple[bytes, int]]:
-        """Yield (form, offset) of each form that is found, perhaps several times."""
+        """Yield (form, offset) of each occurrence of a form, possibly twice."""
         if not self._forms:
             return
         for shift in range(self._window):

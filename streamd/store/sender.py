@@ -10,14 +10,12 @@ from streamd.store.ranges import PendingFile, objects_of
 
 
 class FileSender:
-    """Sends each object that the store lacks once. Owner: one upload.
-
-    objects, num_bytes: sent so far; all others were stored already.
-    """
+    """Sends the objects that the store lacks, each once. Owner: one upload. objects, num_bytes:
+    number and bytes of the objects sent so far."""
 
     def __init__(self, store: Store, lease: StoreLease, known: dict[str, int]) -> None:
-        """lease: of the upload, which is renewed. known: bytes of each object of the store, by
-        name; kept up to date."""
+        """lease: of the upload; it is renewed. known: name of each object in the store -> its
+        bytes; kept up to date."""
         self._store = store
         self._lease = lease
         self._known = known
@@ -36,7 +34,7 @@ class FileSender:
         """
         pieces = list(wanted.kept)
         for piece, data in objects_of(folder, wanted):
-            # A killed upload may have left an object of another size.
+            # Compare sizes too, since a killed upload may leave an incomplete object.
             if self._known.get(piece.object) != piece.size:
                 self._store.put(piece.object, data)
                 self._known[piece.object] = piece.size

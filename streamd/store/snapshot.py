@@ -33,13 +33,13 @@ NAME = "backup"
 LINKS = "snapshot"
 TRIES = 50
 PAUSE_SECONDS = 0.1
-"""A directory is linked in some milliseconds, and the daemon seldom replaces files: a few tries are
-enough, and five seconds of them show another fault."""
+"""A directory is linked in some milliseconds, and the daemon seldom replaces files, so a few tries
+are enough. After five seconds of tries there must be another fault."""
 LINKED = ".safetensors"
 """Ending of files that are written once; others may be appended to in place, and are copied."""
 LEARNED = ("models", "train", *(f"{ROLES_FOLDER}/{role}" for role in ROLES))
-"""Folders of the versions, the trainer and the roles. Further servers make their own state
-again."""
+"""Folders of versions, trainer and roles. Those of further servers are left out, since they can
+make their state again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +159,8 @@ def _link_versions_and_roles(data_dir: Path, folder: Path, disk: Disk) -> dict[s
 
 
 def _check_champion_is_there(data_dir: Path, state: LogState, learned: Collection[str]) -> None:
-    """Check that the versions that the log's newest move names are among the linked files. Raises:
-    _Changed if they are not, because the move was made meanwhile."""
+    """Check that the versions in the log's newest move are among the linked files. Raises: _Changed
+    if they are not, because the move came later than the links."""
     lines = LineSource(data_dir / MOVES, state.seq).lines()
     for move in decoded_moves(b"".join(lines[-1:])):
         for version in (move.champion, move.shadow):
@@ -205,15 +205,15 @@ def _link_log(
     for name, following in zip_longest(files, files[1:]):
         _link(data_dir, folder, name, disk)
         seen = FileStat.of(folder / name)
-        # If the next file starts at or before the commit, all complete lines of this one belong to
-        # the log.
+        # If the next file starts at or before the commit, the log has all complete lines of this
+        # one.
         is_past = following is not None and int(following.stem) - 1 <= state.seq
         end = seen.size if is_past else _end_of(folder / name, state.seq)
         if end is not None:
             journals[str(name)] = end
             stats[str(name)] = seen
 
-    # A replacement is renamed after its line is durable, perhaps before it is published.
+    # A replaced file is renamed after its line is durable, possibly before the line is published.
     now = last_state(data_dir, state.schema)
     segments = {s.first_edge: s.revision for s in now.segments}
     replaced = any(
@@ -232,8 +232,8 @@ def _link(data_dir: Path, folder: Path, path: Path, disk: Disk) -> None:
 
 
 def _end_of(journal: Path, seq: int) -> int | None:
-    """Bytes of a journal file up to a commit, all if the file ends before it; None if the file
-    starts after the commit, or lacks a complete line."""
+    """Number of bytes of a journal file up to a commit, or of the whole file if it ends before the
+    commit; None if the file starts after the commit, or has no complete line."""
     end = None
     for at, fields in read_lines(journal):
         if fields is None or int(fields["seq" if "seq" in fields else "checkpoint"]) > seq:

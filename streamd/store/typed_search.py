@@ -1,5 +1,5 @@
-"""Searches for keys by type: in the key table, in dead letters, and in the key tables of a store.
-This proves that an integer key is gone, while any file may contain its bytes by chance."""
+"""Searches for keys by their type: in the key table, in dead letters, and in the key tables of a
+store. Only this can prove that an integer key is gone: any file may contain its bytes by chance."""
 
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -23,20 +23,19 @@ from streamd.store.restore import write_file
 class TypedSearch:
     """Searches for keys, one location after the other. Owner: the command that runs it.
 
-    nodes, letters, tables: numbers of rows of the key table, of dead letters and of a store's key
-    tables searched so far.
+    nodes, letters, tables: numbers of rows of the key table, of dead letters, and of key tables in
+    a store that were searched so far.
     """
 
     def __init__(self, numbers: Mapping[Key, int], prefixes: frozenset[str] = frozenset()) -> None:
-        """numbers: key -> the number that `Found` reports for it. prefixes: those that mappings
-        add."""
+        """numbers: key -> its number in `Found`. prefixes: those that sources add to keys."""
         self._numbers = numbers
         self._prefixes = prefixes
         self.nodes = self.letters = self.tables = 0
 
     def in_directory(self, data_dir: Path) -> Iterator[Found]:
         """Search the key table and the dead letters of a data directory."""
-        # Only committed rows count: later bytes are overwritten.
+        # Search committed rows only, since later bytes are overwritten.
         tail = JournalTail.open(data_dir)
         if tail is not None:
             self.nodes += tail.state.num_nodes
@@ -57,7 +56,7 @@ class TypedSearch:
         with path.open("rb") as file:
             for line in file:
                 self.letters += 1
-                # Test the keys one by one only if the line has any of them.
+                # Parse the line only if it has the bytes of any key.
                 for key, number in self._numbers.items() if of_all.is_in(line) else ():
                     if LetterProof([key], self._prefixes).is_in(line):
                         yield Found(where, at, number)

@@ -1,5 +1,5 @@
-"""A model version in a store: its files as objects named by their content, and one object that
-names them all."""
+"""Stores and reads a model version: its files as objects named by their content, and one object,
+written last, that lists them."""
 
 import os
 import re
@@ -10,8 +10,8 @@ import msgspec
 
 from streamd.errors import StoreError
 from streamd.storage import DISK, SCRATCH, Disk, link_or_copy
-from streamd.store.file_set import OBJECTS, FileSetKind, StoredFile, check_there, wrong_in
-from streamd.store.leases import under_way
+from streamd.store.file_set import OBJECTS, FileSetKind, StoredFile, check_objects_exist, wrong_in
+from streamd.store.leases import upload_lease
 from streamd.store.objects import Store
 from streamd.store.ranges import PendingFile
 from streamd.store.restore import write_file
@@ -20,8 +20,8 @@ from streamd.store.sender import FileSender
 FOLDER = "versions"
 MANIFEST = "manifest.json"
 VERSION_BYTES = 900_000
-"""Maximum size of the object that names a version's files, so that it fits a Kafka record of the
-default 1 MiB: enough for 200 GB in objects of 32 MiB."""
+"""Maximum size of the object that lists a version's files, which must fit a Kafka record of the
+default 1 MiB. It is enough for 200 GB in objects of 32 MiB."""
 NAME = re.compile(r"\d+-\d+(-\d+)?", re.ASCII)
 FILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*\.safetensors", re.ASCII)
 AGAIN = "none is needed: the trainer publishes newer versions; `streamd backup` stores all again."
@@ -30,8 +30,8 @@ AGAIN = "none is needed: the trainer publishes newer versions; `streamd backup` 
 class StoredVersion(msgspec.Struct, frozen=True, kw_only=True):
     """A version with its files in a store.
 
-    manifest: text of its manifest.json. files: the others, each filled by its pieces in order;
-    without memory if the version was stored as a record only.
+    manifest: text of its manifest.json. files: the other files, each filled by its pieces in order;
+    without those of memory if the version was stored as a record only.
     """
 
     name: str
@@ -40,7 +40,7 @@ class StoredVersion(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def checksums(self) -> dict[str, str]:
-        """CRC32C of each file in hex by the manifest, also of files that are not stored."""
+        """File -> its CRC32C in hex, by the manifest, even of files that are not stored."""
         found: dict[str, str] = msgspec.json.decode(self.manifest, type=_Checksums).checksums
         return found
 
@@ -51,27 +51,27 @@ class _Checksums(msgspec.Struct):
 
 
 def object_of(name: str) -> str:
-    """Name of the object that names a version's objects."""
+    """Name of the object that lists the files of a version."""
     return f"{FOLDER}/{name}.json"
 
 
 def upload_version(
     folder: Path, store: Store, earlier: Mapping[tuple[str, int], StoredFile]
 ) -> StoredVersion:
-    """Upload the files that a version's folder has, each once.
+    """Upload the files in a version's folder.
 
     A file that an earlier version has too is not read again; objects that a killed upload sent are
-    not sent again. No process removes the version's objects while the upload runs, and as long as
-    `object_of` is there.
+    not sent again. No process removes the objects during the upload, nor as long as the object
+    `object_of` exists.
 
-    Args: folder: of the version, with its name. earlier: (checksum, bytes) -> file of a version
-    with `object_of` in the store. Raises: StoreError, also if an object is gone again;
-    FileNotFoundError, CorruptionError if the folder loses files meanwhile.
+    Args: folder: of the version, with its name. earlier: (checksum, bytes) -> a file of a stored
+    version. Raises: StoreError, also if an object was removed meanwhile; FileNotFoundError,
+    CorruptionError if files of the folder were removed meanwhile.
     """
     manifest = (folder / MANIFEST).read_text()
     checksums = msgspec.json.decode(manifest, type=_Checksums).checksums
     files = []
-    with under_way(store) as lease:
+    with upload_lease(store) as lease:
         known = store.sizes(OBJECTS)
         sender = FileSender(store, lease, known)
         for path in sorted(folder.glob("*.safetensors")):
@@ -84,9 +84,11 @@ def upload_version(
             files.append(sender.send(folder, wanted))
         version = StoredVersion(name=folder.name, manifest=manifest, files=files)
         store.put(object_of(version.name), KIND.encode(version))
-        # A machine with a clock an hour ahead sees this upload's lease as expired, and may remove
-        # objects. Check that all exist before the topic names the version.
-        check_there(store, version.files, "none is needed: the trainer sends the version again.")
+        # A machine with a clock an hour ahead takes this upload's lease as expired, and may remove
+        # objects. Check that all exist before other machines learn of the version.
+        check_objects_exist(
+            store, version.files, "none is needed: the trainer sends the version again."
+        )
     return version
 
 
@@ -98,11 +100,11 @@ def download_version(
     here: Mapping[str, Path],
     disk: Disk = DISK,
 ) -> None:
-    """Write a version's folder, which appears complete and durable, or not at all.
+    """Write a version's folder durably, completely or not at all.
 
-    Args: folder: must not exist. with_memory: else only the weights. here: checksum -> a file of
-    this machine with those bytes, which is linked. Raises: StoreError if an object is missing or
-    differs, OSError.
+    Args: folder: must not exist. with_memory: whether to write the memory too, not only the
+    weights. here: checksum -> a file of this machine with the same bytes, which is linked instead.
+    Raises: StoreError if an object is missing or differs, OSError.
     """
     scratch = folder.with_name(f".{folder.name}{SCRATCH}")
     checksums = version.checksums
@@ -147,7 +149,7 @@ def check(version: StoredVersion) -> None:
 
 
 def _wrong_in(version: StoredVersion) -> str:
-    """The first fault of a version, in words; "" if there is none."""
+    """Describe the first fault of a version; "" if there is none."""
     if not NAME.fullmatch(version.name):
         return f"{version.name[:80]!r} is no name of a version"
     try:
