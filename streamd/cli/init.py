@@ -4,6 +4,7 @@ options."""
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -109,6 +110,7 @@ def init(
     settings = _load_text(text)
     verdict = _judge(settings, name, found)
     _write_new(file, text)
+    _print_doubts(file, guessed.doubts)
     _print_next(file, name, found, verdict, without_time)
     raise typer.Exit(1 if verdict.refused or not verdict.num_taken else 0)
 
@@ -282,6 +284,14 @@ def _write_new(file: Path, text: str) -> None:
         _refuse_existing(file)
     finally:
         Path(made.name).unlink()
+
+
+def _print_doubts(file: Path, doubts: Sequence[str]) -> None:
+    """Print the first doubt about a mapping, and the number of all, which are comments of the
+    file."""
+    if doubts:
+        text = f"{count_noun(len(doubts), 'doubt')} in the comments of {file}; first: {doubts[0]}"
+        err.print(printable(text), soft_wrap=True, markup=False, highlight=False)
 
 
 def _print_next(

@@ -167,7 +167,10 @@ class EventFile:
             self.kind = self._kinds[0]
         if kind == NDJSON:
             with as_text(file, "\n") as lines:
-                yield from lines
+                for number, line in enumerate(lines):
+                    if not number:
+                        _check_first_line(line, part)
+                    yield line
         elif kind == CSV:
             endings = [ending.lower() for ending in part.suffixes]
             delimiter = "\t" if {".tsv", ".tab"} & set(endings) else ","
@@ -178,6 +181,17 @@ class EventFile:
         else:
             file.close()
             raise Misfit(f"{kind} cannot be read from a pipe", "write it to a file.")
+
+
+def _check_first_line(line: str, part: Path) -> None:
+    """Refuse JSON if its first value continues on the next line. Raises: Misfit."""
+    text = line.strip()
+    if text[:1] in ("[", "{") and text[-1] in "[{,:":
+        value, every = ("array", ".[]") if text[0] == "[" else ("object", ".")
+        raise Misfit(
+            f"it begins with a JSON {value} of several lines, and is read as one value a line",
+            f"write an object a line: jq -c '{every}' {part.name} > {part.stem}.ndjson",
+        )
 
 
 def _parts_of(folder: Path) -> list[Path]:

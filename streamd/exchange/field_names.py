@@ -1,7 +1,8 @@
 """The words in the names of fields, and their meaning for a mapping.
 
 `user_id`, `userId`, `user-id` and `user.id` are the words user and id. The tables hold common
-English names of public data sets and event streams; values decide between fields of equal names.
+English names of public data sets and event streams, and a few German ones; values decide between
+fields of equal names.
 """
 
 import re
@@ -18,7 +19,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 ACTORS = (
-    _words("u who user uid customer member visitor person subscriber"),
+    _words("u who user uid customer member visitor person subscriber kunde kunden nutzer benutzer"),
     _words("username login author actor principal identity did distinct pseudo anonymous player"),
     _words("student patient profile buyer sender caller calling payer follower passenger rider"),
     _words("listener viewer reader reviewer employee editor owner creator contact account client"),
@@ -30,7 +31,10 @@ ACTORS = (
 """Nouns for the source of an edge, the likeliest first."""
 OBJECTS = (
     _words("v what item product goods article movie film song track book repo repository iid"),
-    _words("asin isbn sku ean upc merchant video show artist album podcast episode page post"),
+    _words(
+        "asin isbn sku ean upc merchant video show artist album podcast episode page post artikel "
+        "produkt ware"
+    ),
     _words("tweet subject business issue ticket listing channel thread subreddit room title"),
     _words("url uri link store shop restaurant hotel venue station location zone destination"),
     _words("recipient receiver payee callee peer target asset object document file recording"),
@@ -89,7 +93,7 @@ MEASURES = frozenset(
         "percent ratio rate width height depth weight distance fee tax tip fare gas nonce position "
         "offset line version revision rev seq sequence port p status played elo interval elapsed "
         "ttl flags mtime volume voltage battery cpu load probability confidence lag step discount "
-        "mileage passengers pos timezone tz"
+        "mileage passengers pos timezone tz preis menge anzahl betrag summe"
     )
 )
 """Nouns for numbers that measure or count; such a field is no key."""
@@ -104,18 +108,20 @@ ATTRIBUTES = frozenset(
 GENERIC = frozenset(
     _words(
         "id ids key code number no name uuid guid arn login email address addr h ip ref acct url "
-        "uri path sub slug gid oid mbid n s fingerprint screen display"
+        "uri path sub slug gid oid mbid n s fingerprint screen display nr nummer"
     )
 )
 """Last words for the notation of an endpoint; the word before them names it."""
-IDENTIFIERS = frozenset(_words("id key uuid guid arn uri url ip addr address h login code number"))
+IDENTIFIERS = frozenset(
+    _words("id key uuid guid arn uri url ip addr address h login code number nr nummer")
+)
 """Words of GENERIC for values that are more likely unique than a name."""
 KINDS = frozenset(_words("kind type event action op operation status"))
 """Nouns of fields that often contain the kind of a record."""
 TIMES = frozenset(
     _words(
         "time timestamp ts date datetime at created occurred when day t tstamp epoch dt utc "
-        "started dat dt nano us ms ns s millis unix"
+        "started dat dt nano us ms ns s millis unix zeit zeitpunkt datum uhrzeit"
     )
 )
 """Nouns for times."""

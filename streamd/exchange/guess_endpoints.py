@@ -21,6 +21,8 @@ from streamd.exchange.field_names import (
     rank_in,
 )
 from streamd.exchange.field_values import Fields, Seen
+from streamd.exchange.guess_numbers import has_commas
+from streamd.number_texts import count_noun
 from streamd.settings.sources import steps_of
 
 ENOUGH = 20
@@ -96,7 +98,7 @@ def find_endpoints(fields: Fields, taken: frozenset[str], chosen: tuple[str, str
 
 def _candidates(fields: Fields, taken: frozenset[str]) -> dict[str, Seen]:
     """The fields that may be keys: text or integers in at least half of the records, and neither
-    times, measures nor fields of a tool."""
+    times, measures, decimals with a comma nor fields of a tool."""
     return {
         path: at
         for path, at in fields.scalars.items()
@@ -104,7 +106,7 @@ def _candidates(fields: Fields, taken: frozenset[str]) -> dict[str, Seen]:
         and at.types.keys() <= {"int", "str"}
         and 2 * at.count >= fields.count
         and not (at.is_fraction and last_words(path)[-1:] != ("id",))
-        and not (at.is_long_text or path in fields.texts)
+        and not (at.is_long_text or path in fields.texts or has_commas(at))
         and not (is_technical(path) or at.is_number and is_measure(path))
     }
 
@@ -371,14 +373,17 @@ def _alternatives(
             continue
         if is_technical(other) or at.is_long_text or at.is_fraction or is_constant(at):
             continue
+        if has_commas(at):
+            continue
         # Rank a field as if all records had it.
         lacking = 2.0 * (1 - at.count / fields.count)
         rank = _rank(role, other, at, fields)
         if rank and rank + lacking >= least:
             found.append((-rank, other))
     return [
-        other + (f" (missing in {fields.missing(other)} records)" if fields.missing(other) else "")
+        other + (f" (missing in {count_noun(missing, 'record')})" if missing else "")
         for _, other in sorted(found)[:MAX_OTHERS]
+        for missing in (fields.missing(other),)
     ]
 
 

@@ -8,6 +8,7 @@ from streamd.decode.sources.paths import follow
 from streamd.exchange.chosen_fields import inside
 from streamd.exchange.field_names import is_technical, last_words
 from streamd.exchange.field_values import MAX_NAME, Fields, Seen, fields_of_rows
+from streamd.exchange.guess_numbers import has_commas
 from streamd.settings.sources import steps_of
 
 MAX_FEATURES = 8
@@ -30,6 +31,7 @@ ONE_VALUE = "the same value in all of these records"
 UNEVEN = "lists of unequal length"
 MIXED = "values of several types"
 FREE_TEXT = "text that seldom repeats: declare text or hash"
+COMMAS = "numbers with a decimal comma"
 SURPLUS = f"only the first {MAX_FEATURES} are guessed"
 SAME_NAME = "the same name as another feature"
 
@@ -126,6 +128,8 @@ def _kind_of(at: Seen) -> tuple[Any, str]:
         return {"type": "number"}, ""
     if kinds != {"str"}:
         return None, MIXED
+    if has_commas(at):
+        return None, COMMAS
     # Text is a category if a few values repeat often.
     texts = sorted(v for v in at.values if isinstance(v, str) and len(v) <= MAX_NAME)
     if len(at.values) <= MAX_CATEGORIES and 5 * len(texts) <= at.count:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from streamd.decode.encoded_decimals import WAY_OUT, doubt_of_decimals
-from streamd.exchange.field_values import Fields
+from streamd.exchange.field_values import Fields, Seen
 
 COMMA = re.compile(r"[-+]?(\d{1,3}([. ']\d{3})+|\d+),\d+")
 """A number with a decimal comma, and perhaps a point, a space or an apostrophe for thousands."""
@@ -28,5 +28,12 @@ def doubts_of_commas(fields: Fields) -> list[str]:
         f"{path} looks like numbers with a decimal comma, such as {min(at.values)}: write them "
         "with a point, since text is no number"
         for path, at in fields.scalars.items()
-        if at.values and all(type(one) is str and COMMA.fullmatch(one) for one in at.values)
+        if has_commas(at)
     ]
+
+
+def has_commas(at: Seen) -> bool:
+    """Whether all values of a field are numbers with a decimal comma."""
+    # An empty cell has no value.
+    values = [one for one in at.values if one != ""]
+    return bool(values) and all(type(one) is str and COMMA.fullmatch(one) for one in values)

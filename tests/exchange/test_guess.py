@@ -12,6 +12,7 @@ from streamd.exchange.chosen_fields import Chosen
 from streamd.exchange.event_files import EventFile
 from streamd.exchange.field_names import head_of, is_measure, is_technical, last_words
 from streamd.exchange.guess import guess
+from streamd.exchange.load import FileRow
 from streamd.exchange.sample import Sample, as_json_rows, judge
 from streamd.exchange.sourced import read_rows
 from streamd.settings.loading import load_settings
@@ -138,10 +139,10 @@ def test_a_table_with_a_name_twice_is_refused_and_one_with_blank_names_is_not(tm
     assert len(list(read_rows(EventFile(tmp_path / "u.csv")))) == 1
 
 
-def test_json_that_no_topic_has_is_named_or_read(tmp_path):
+def test_json_that_no_topic_has_is_refused_or_read(tmp_path):
     (tmp_path / "t.json").write_text('[\n{"user": 1}\n]\n')
-    doubts = guess("t", [Record(value, n) for n, value in read_rows(EventFile(tmp_path / "t.json"))], NOW_US).doubts
-    assert any("JSON of several lines; write one object a line" in doubt for doubt in doubts)
+    with pytest.raises(SettingsError, match="begins with a JSON array of several lines"):
+        list(read_rows(EventFile(tmp_path / "t.json")))
     (tmp_path / "n.json").write_text('{"user": 1, "x": NaN, "y": "NaN"}\n')
     assert [json.loads(value) for _, value in read_rows(EventFile(tmp_path / "n.json"))] == [{"user": 1, "x": None, "y": "NaN"}]
 
@@ -385,3 +386,14 @@ def test_numbered_columns_are_features_and_no_pair_of_endpoints(names):
     guessed = guess("t", rows(lambda i: {name: i % (3 + n) for n, name in enumerate(names)} | {"user": i % 7, "sku": f"s{i % 9}", "ts": (S0 + i) * 1000}), NOW_US)
     fields = guessed.source["fields"]
     assert (fields["src"], fields["dst"], list(fields["features"])) == ("user", "sku", list(names))
+
+
+def test_decimals_with_a_comma_are_neither_keys_nor_features(tmp_path):
+    """A spreadsheet in German: the price differs most, and repeats."""
+    rows = [{"Kunde": f"K{n % 11}", "Artikel": f"A{n % 7}", "Zeitpunkt": 1_787_408_610 + 60 * n, "Preis": f"{n % 60},{n % 90:02}", "Rabatt": f"0,{n % 3}"} for n in range(100)]
+    for names in (dict(zip(rows[0], rows[0], strict=True)), {"Kunde": "x", "Artikel": "y", "Zeitpunkt": "z", "Preis": "p", "Rabatt": "r"}):
+        found = guess("t", [FileRow(offset=n, value=json.dumps({names[k]: v for k, v in row.items()}).encode()) for n, row in enumerate(rows)], NOW_US)
+        fields = found.source["fields"]
+        assert {fields["src"], fields["dst"]} == {names["Kunde"], names["Artikel"]} and fields["time"] == names["Zeitpunkt"]
+        assert "features" not in fields and any("numbers with a decimal comma" in doubt and "left out" in doubt for doubt in found.doubts)
+    assert fields["src"] != "x" or found.doubts[0].startswith("src is x only because")

@@ -161,3 +161,16 @@ def test_a_table_without_a_header_says_so_in_the_place_of_a_column_and_columns_t
     assert "row 1 looks like data ('1700000000' is no name)" in run("import", tmp_path / "t.csv", "--data-dir", tmp_path / "log")
     (tmp_path / "t.csv").write_text("a,b,c,2026-01-01\nu1,i1,1700000000,4\n")
     assert "1 event " in run("import", tmp_path / "t.csv", *NAMED_COLUMNS, "--data-dir", tmp_path / "log")
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ('[{"src": 1, "dst": 2},\n{"src": 1, "dst": 3}]', "jq -c '.[]' t.json > t.ndjson"), ("[\n{}\n]", "a JSON array of several lines"),
+    ('{\n "src": 1\n}\n', "jq -c '.' t.json > t.ndjson"), ('{"src":\n 1}\n', "a JSON object of several lines"), ('[{"src": 1}]\n[{"src": 2}]\n', ""), ("\n{}\n", "")])
+def test_json_over_several_lines_has_a_remedy(tmp_path, text, says):
+    (tmp_path / "t.json").write_text(text)
+    if not says:
+        assert len(list(EventFile(tmp_path / "t.json").rows(()))) == 2
+        return
+    with pytest.raises(SettingsError) as raised:
+        list(EventFile(tmp_path / "t.json").rows(()))
+    assert says in str(raised.value)
