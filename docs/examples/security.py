@@ -19,7 +19,7 @@ def main(broker, seconds="inf"):
         alarm = json.loads(record.value)
         at = datetime.fromtimestamp(alarm["time_us"] / 1e6, UTC)
         # The p-value is the share of events that are as rare.
-        text = f"1 in {1 / alarm['p_value']:,.0f}, {alarm['reasons'][0]}"
+        text = f"1 in {1 / alarm['source_p_value']:,.0f}, {alarm['reasons'][0]}"
         if alarm["repeats"]:
             text += f", {alarm['repeats']} like it since the last alarm"
         print(f"{at:%Y-%m-%d %H:%M} {alarm['src']} -> {alarm['dst']}: {text}", flush=True)

@@ -19,8 +19,15 @@ from streamd.scoring.rarity import (
     RarityCalibration,
     StoredRarity,
     counted_surprises,
+    ties_of,
 )
 from streamd.scoring.scorer import Scored
+from streamd.scoring.source_evidence import (
+    NO_EVIDENCE,
+    REFERENCE,
+    SourceEvidence,
+    StoredEvidence,
+)
 from streamd.settings.server import ServerSettings
 from streamd.storage import write_durably
 from streamd.telemetry import score_metrics
@@ -32,6 +39,12 @@ FILE = "rarity"
 MAX_P = 0.01
 """An event with a greater p-value never raises an alarm: on a stream with few events a day, the
 wanted number would call common events rare."""
+MAX_EVENT_P = math.exp(-REFERENCE)
+"""An event with a greater p-value of its own reduces the evidence, so it raises no alarm."""
+MAX_FIRSTS = 200
+"""Number of newest rare events that give the share of those that raise an alarm."""
+PRIOR_FIRSTS = 5
+"""As many rare events that raised an alarm are supposed before the first."""
 MAX_TIMES = 10_000
 """Number of newest events that give the number of events a day."""
 MAX_SOURCES = 100_000
@@ -46,8 +59,9 @@ REASONS = ("frequency", "popularity", "candidate", "paths", "sequence")
 class AlarmRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A rare event. The fields up to `known` are those of `ScoreRecord`.
 
-    surprise, usual_surprise, p_value: as in `Rarity`. reasons: facts of the pair before the event,
-    in words. repeats: events of this source that were as rare since its last alarm, without one.
+    surprise, usual_surprise, p_value: as in `Rarity`. source_p_value: as of `SourceEvidence`.
+    reasons: facts of the pair before the event, in words. repeats: events of this source that were
+    as rare since its last alarm, without one.
     """
 
     event: int
@@ -63,6 +77,7 @@ class AlarmRecord(msgspec.Struct, frozen=True, kw_only=True):
     surprise: float
     usual_surprise: float
     p_value: float
+    source_p_value: float
     reasons: tuple[str, ...]
     repeats: int
     schema: int = SCHEMA
@@ -81,11 +96,14 @@ class _Stored(msgspec.Struct, frozen=True, kw_only=True):
     """The file's content.
 
     times: of the newest events. last: node id, and event, time and repeats of its last alarm.
+    firsts: as of `Alarms`. Older releases wrote neither firsts nor evidence.
     """
 
     rarity: StoredRarity
     times: list[int]
     last: list[tuple[int, int, int, int]]
+    firsts: list[bool] = []
+    evidence: StoredEvidence = NO_EVIDENCE
 
 
 class Alarms:
@@ -104,6 +122,9 @@ class Alarms:
         self._rarity = RarityCalibration(stored.rarity)
         self._times = deque(stored.times, MAX_TIMES)
         self._last = OrderedDict((node, _Last(*last)) for node, *last in stored.last)
+        self._firsts = deque(stored.firsts, MAX_FIRSTS)
+        """Whether each of the newest rare events was the first of its source in a quiet time."""
+        self._evidence = SourceEvidence(self._quiet_us, stored.evidence)
         self._stored_at = -math.inf
         self._failing = False
 
@@ -115,10 +136,11 @@ class Alarms:
             del self._last[node]
 
     def rate(self, scored: Scored) -> Scored:
-        """Add rarity to a record, and an alarm if the event is rare enough."""
+        """Add rarity to a record, and an alarm if there is enough evidence against its source."""
         record = scored.record
         # An event that is scored again is not a further event of the day.
-        if record.event >= self._rarity.next_event:
+        is_new = record.event >= self._rarity.next_event
+        if is_new:
             self._times.append(record.time_us)
         counts = counted_surprises(scored.facts_F)
         rarity = self._rarity.rate(
@@ -129,11 +151,18 @@ class Alarms:
         if rarity.p_value is None:
             return scored
 
-        # Rare enough, and not a repeat: facts are from before the event, as the score is.
+        # The evidence is great enough and this event adds to it. It is not a repeat.
         score_metrics.p_values.observe(rarity.p_value)
-        if not self._is_on or rarity.p_value > self.threshold:
+        tie = float(ties_of(record.event)[5])
+        source_p = self._evidence.rate(scored.src, record.time_us, rarity.p_value, tie, is_new)
+        if not self._is_on or source_p is None or source_p > self.threshold:
+            return scored
+        # An event that reduces the evidence is no reason to act now.
+        if rarity.p_value > MAX_EVENT_P:
             return scored
         repeats = self._begin_quiet(scored.src, record.event, record.time_us)
+        if is_new:
+            self._firsts.append(repeats is not None)
         score_metrics.alarms.labels("repeated" if repeats is None else "sent").inc()
         if repeats is None:
             return scored
@@ -152,6 +181,7 @@ class Alarms:
             surprise=rarity.surprise,
             usual_surprise=rarity.usual,
             p_value=rarity.p_value,
+            source_p_value=source_p,
             reasons=tuple(group_words(name, facts_F) for name in REASONS),
             repeats=repeats,
         )
@@ -160,12 +190,16 @@ class Alarms:
     @property
     def threshold(self) -> float:
         """The greatest p-value that raises an alarm: the wanted number of alarms a day over the
-        number of events a day, of which the newest MAX_TIMES give the mean."""
+        number of events a day, of which the newest MAX_TIMES give the mean, and over the share of
+        rare events that are the first of their source in a quiet time, which raise alarms. That
+        share is the extremal index of Leadbetter, "Extremes and local dependence in stationary
+        sequences", 1983."""
         if len(self._times) < 2:
             return 0.0
         # Times in the log ascend: late events have the newest time.
         days = (self._times[-1] - self._times[0]) / DAY_US
-        return min(MAX_P, self._per_day * days / (len(self._times) - 1))
+        share = (sum(self._firsts) + PRIOR_FIRSTS) / (len(self._firsts) + PRIOR_FIRSTS)
+        return min(MAX_P, self._per_day * days / (len(self._times) - 1) / share)
 
     def _begin_quiet(self, src: int, event: int, time_us: int) -> int | None:
         """Begin a quiet time of a source. Returns: the rare events of its last one; None if this
@@ -188,6 +222,7 @@ class Alarms:
     def apply(self, changes: Changes) -> None:
         """Forget deleted sources, as a follower of the log."""
         self._rarity.forget(changes.nodes)
+        self._evidence.forget(changes.nodes)
         for node in changes.nodes.tolist():
             self._last.pop(node, None)
 
@@ -203,6 +238,8 @@ class Alarms:
             rarity=self._rarity.state(),
             times=list(self._times),
             last=[(n, one.event, one.time_us, one.repeats) for n, one in self._last.items()],
+            firsts=list(self._firsts),
+            evidence=self._evidence.state(),
         )
         # A file that cannot be written is no reason to stop scoring.
         try:

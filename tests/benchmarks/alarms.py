@@ -12,7 +12,7 @@ import dataclasses
 import json
 import math
 import tempfile
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Hashable, Iterable
 from pathlib import Path
 
@@ -25,7 +25,8 @@ from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema
 from streamd.graph.facts.columns import NUM_FACTS, FactColumn
 from streamd.registry import Registry
-from streamd.scoring.alarms import Alarms
+from streamd.scoring.alarms import DAY_US, Alarms
+from streamd.scoring.rarity import MAX_KEPT, MIN_EVENTS, NewestValues
 from streamd.scoring.record import ScoreRecord
 from streamd.scoring.scorer import Scored
 from streamd.settings.loading import Settings, load_settings
@@ -41,6 +42,7 @@ from tests.scoring.world import Scoring
 SIZE = pick_size({"days": 14, "a_day": 3_000}, {"days": 6, "a_day": 500})
 LEVELS = 0.1, 0.01, 0.001
 RULES = "new pair", "rare pair"
+ALONE = "rare pair, each event alone"
 
 
 class Rules:
@@ -60,6 +62,26 @@ class Rules:
         return float(not met), -math.log(share)
 
 
+class EachAlone:
+    """Alarms of a rule that compares each event alone, with the same wanted number a day and the same quiet time."""
+
+    def __init__(self, per_day: float, quiet_seconds: float):
+        self._per_day, self._quiet_us = per_day, int(quiet_seconds * 1_000_000)
+        self._newest, self._times, self._last = NewestValues(MAX_KEPT), deque(maxlen=10_000), {}
+        self._rng = np.random.default_rng(0)
+
+    def raises(self, src: int, time_us: int, value: float) -> bool:
+        p_value = self._newest.p_value(value, float(self._rng.random()))
+        self._newest.add(value)
+        self._times.append(time_us)
+        days = (self._times[-1] - self._times[0]) / DAY_US
+        is_rare = len(self._newest) > MIN_EVENTS and p_value <= min(0.01, self._per_day * days / max(1, len(self._times) - 1))
+        if not is_rare or time_us < self._last.get(src, -self._quiet_us) + self._quiet_us:
+            return False
+        self._last[src] = time_us
+        return True
+
+
 def found(alarms: list[int], of: Flows) -> dict[str, float]:
     """alarms: event ids. Returns: their number a day, the share that is of an intrusion, and the share of intrusions of each kind with an alarm."""
     days = SIZE["days"] - QUIET_DAYS
@@ -75,7 +97,8 @@ def replay(folder: Path, src, dst, time_E, keys: list[str], begin: int) -> tuple
     chosen = settings_of(folder / "live")
     scoring: Scoring | None = None
     raters = {name: Alarms(folder / name.replace(" ", "-"), chosen.server) for name in RULES}
-    raised: dict[str, list[int]] = {name: [] for name in RULES}
+    raised: dict[str, list[int]] = {name: [] for name in (*RULES, ALONE)}
+    alone = EachAlone(chosen.server.alarms_per_day, chosen.server.alarm_quiet_seconds)
     rules, registry, trainer, at = Rules(), Registry.of(chosen), None, 0
     for hour in range(int(time_E[0] // (HOUR * 10**6)), int(time_E[-1] // (HOUR * 10**6)) + 1):
         end = int(np.searchsorted(time_E, (hour + 1) * HOUR * 10**6))
@@ -108,6 +131,8 @@ def replay(folder: Path, src, dst, time_E, keys: list[str], begin: int) -> tuple
             rated = raters[name].rate(scored_of(record, int(src[event]), value))
             if rated.alarm is not None and event >= begin:
                 raised[name].append(event)
+        if alone.raises(int(src[event]), record.time_us, of_rules[1]) and event >= begin:
+            raised[ALONE].append(event)
     live = [one["event"] for one in scoring.topic.alarms if one["event"] >= begin]
     return live, raised, [record.p_value for record in records.values() if record.p_value is not None]
 
@@ -160,7 +185,7 @@ def of_stream(name: str, days: int) -> dict[str, float]:
 
 def run() -> list[Row]:
     figures = of_flows(0)
-    best = max(RULES, key=lambda name: figures[name]["precision"])
+    best = max((*RULES, ALONE), key=lambda name: figures[name]["precision"])
     return [Row("alarms on intrusions, precision", 100 * figures["streamd"]["precision"], "%", 100 * figures[best]["precision"], best),
             Row("intrusions with an alarm", 100 * figures["streamd"]["found"], "%", 100 * figures[best]["found"], best),
             Row("events with p <= .01", 100 * figures["streamd"]["p <= 0.01"], "%", 1.0, "as many as the name says")]

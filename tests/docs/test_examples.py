@@ -125,7 +125,7 @@ def test_security_maps_conn_logs():
 def test_security_prints_alarms_as_they_come(kafka):
     # The form of an alarm is that of the role.
     alarm = AlarmRecord(event=7, src="host:10.0.0.2", dst="host:10.0.0.9", edge_set="default", time_us=1_790_035_200_000_000, version="v", score=-4.2, rank=97.0, candidates=100,
-                        known=True, surprise=9.1, usual_surprise=0.4, p_value=0.0002, reasons=("the two never met", "it is popular"), repeats=3)
+                        known=True, surprise=9.1, usual_surprise=0.4, p_value=0.0008, source_p_value=0.0002, reasons=("the two never met", "it is popular"), repeats=3)
     kafka.create_topic("zeek.alarms", 1)
     producer = make_producer(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers))
     producer.send("zeek.alarms", value=msgspec.json.encode(alarm)).get(timeout=30)

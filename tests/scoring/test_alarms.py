@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from streamd.graph.facts.columns import NUM_FACTS, FactColumn
-from streamd.scoring import alarms, rarity
+from streamd.scoring import alarms, rarity, source_evidence
 from streamd.scoring.alarms import DAY_US, Alarms
 from streamd.scoring.record import ScoreRecord
 from streamd.scoring.scorer import Scored
@@ -46,7 +46,7 @@ def test_there_are_as_many_alarms_a_day_as_wanted(tmp_path):
     made = Alarms(tmp_path, options(server__alarms_per_day=4, server__alarm_quiet_seconds=0))
     found = raised(map(made.rate, days(32)))
     assert abs(len(found) - 4 * 30) < 4 * np.sqrt(120)
-    assert all(one["p_value"] <= 4 / 500 * 1.01 for one in found) and len({one["src"] for one in found}) > 20
+    assert all(one["source_p_value"] <= 4 / 500 * 1.01 for one in found) and len({one["src"] for one in found}) > 20
 
 
 def test_without_a_topic_for_them_records_are_rated_all_the_same(tmp_path):
@@ -124,7 +124,8 @@ def test_an_alarm_topic_needs_a_score_topic(tmp_path):
 
 def test_the_role_sends_an_alarm_with_its_reasons_beside_the_score(tmp_path, monkeypatch):
     """A user who always returns goes to an item of others; the role is stopped and started in between."""
-    monkeypatch.setattr(rarity, "MIN_EVENTS", 100)
+    for module in (rarity, source_evidence):
+        monkeypatch.setattr(module, "MIN_EVENTS", 100)
     src, dst, time_E = stream(900, hours=9)
     rng = np.random.default_rng(5)
     src[src == 3] = 4
@@ -164,10 +165,10 @@ def test_deleted_sources_leave_no_trace_in_the_state(tmp_path):
     for one in days(8):
         made.rate(one)
     nodes = {node for node, *_ in made._rarity.state().sources}
-    assert 7 in nodes
+    assert 7 in nodes and 7 in {node for node, *_ in made._evidence.state().sources}
 
     class Deleted:
         nodes = np.array([7])
 
     made.apply(Deleted)
-    assert 7 not in {node for node, *_ in made._rarity.state().sources} and 7 not in made._last
+    assert 7 not in {node for node, *_ in (*made._rarity.state().sources, *made._evidence.state().sources)} and 7 not in made._last
