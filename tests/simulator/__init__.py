@@ -17,6 +17,8 @@ moves.py      The operator promotes and rolls back on any machine. Each request 
               never go back, and a champion is complete before they follow it.
 learned.py    On one machine moves, windows and versions are lines of its log: each follows the one before, none is there twice, and a move that
               a command called queued is made.
+scribe.py     On machines of one log others put numbered lines into the outbox. Whoever leads takes each batch once, if no line came since it
+              was written.
 operator.py   Members are asked to lead; a third edge set, compactions, backups of running machines and their restore, members that leave and
               join, an empty volume, stray records, topics and a changelog that others trim or create again.
 checks.py     At each published commit: its events are exactly those between its positions and the positions of the commit before, each

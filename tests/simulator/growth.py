@@ -68,7 +68,7 @@ def measure(kind, events=EVENTS, retained_seconds=RETAINED_SECONDS):
     from tests.simulator.world import World
 
     world, samples = World(5), []
-    world.kinds, world.odds, world.faults.is_on = (kind,), 0, False
+    world.kinds, world.odds, world.faults.is_on, world.checks.model.learned.scribes = (kind,), 0, False, None
     world.settings = {"retention__max_age_seconds": retained_seconds, "ingest__segment_edges": 256, "windows__width_seconds": 1,
                       "ingest__commit_interval_seconds": 0.1, "ingest__merge_wait_seconds": 0.2, "log__manifest_seconds": 3}
     world.producers.be_steady()

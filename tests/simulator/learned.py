@@ -13,10 +13,10 @@ from tests.simulator.scheduler import Failure
 
 class Learned:
     """Owner: the model. moves, windows: as they were made. versions: name -> whether it has its memory, of those that were not removed.
-    may_repeat: whether a trainer may have lost its checkpoint, and repeats windows."""
+    may_repeat: whether a trainer may have lost its checkpoint, and repeats windows. scribes: who wrote the lines, None for a trainer."""
 
     def __init__(self):
-        self.moves, self.windows, self.versions, self.may_repeat = [], [], {}, False
+        self.moves, self.windows, self.versions, self.may_repeat, self.scribes = [], [], {}, False, None
 
     def take(self, directory, fields):
         """Take the lines of a commit that is shown for the first time. Raises: Failure."""
@@ -27,10 +27,14 @@ class Learned:
                 with (directory.path / change["path"]).open("rb") as file:
                     file.seek(first)
                     found[change["path"]] = file.read(end - first).splitlines()
+                if self.scribes is not None:
+                    self.scribes.take(fields["seq"], first, found[change["path"]])
         for path, lines in sorted(found.items(), key=lambda one: LEARNED.index(one[0]), reverse=True):
             for line in lines:
                 if json.loads(line)["seq"] != fields["seq"]:
                     raise Failure(f"commit {fields['seq']} has a line of another: {line}")
+                if self.scribes is not None:
+                    continue
                 try:
                     self._take(path, line)
                 except AssertionError as error:

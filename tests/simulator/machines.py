@@ -20,6 +20,7 @@ from tests.simulator import seams
 from tests.simulator.checks import Directory
 from tests.simulator.disk import MachineDisk
 from tests.simulator.scheduler import Process
+from tests.simulator.scribe import run_scribe
 from tests.simulator.trainer import run_train
 
 PAUSES = 0.1, 2.0
@@ -48,6 +49,8 @@ class Machine:
             self._mains["archive"] = run_archive
         if world.has_trainers and log.member != "replica" and bool(log.store) == bool(log.name):
             self._mains["train"] = partial(run_train, chance=world.scheduler.stream(f"trainer of {name}"))
+        if (scribes := world.checks.model.learned.scribes) is not None and log.member != "replica":
+            self._mains["scribe"] = partial(run_scribe, chance=world.scheduler.stream(f"scribe of {name}"), scribes=scribes)
         self.roles, self._stops, self._num_starts = dict.fromkeys(self._mains), {}, itertools.count(1)
         self.skew, self.is_wanted, self.has_left, self._loses_power = 0.0, True, False, None
         self.visitors = []

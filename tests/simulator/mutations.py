@@ -93,6 +93,8 @@ MUTATIONS = (
              "        if champion is None or not self._is_here(champion):\n            return\n", "        if champion is None:\n            return\n", options=TRAINED),
     Mutation("a restart takes the lines of the outbox again", "streamd/eventlog/line_outbox.py",
              "        if batch is None or batch.id == state.outbox:\n", "        if batch is None:\n", options=TRAINED),
+    Mutation("a deposed leader takes what it left in its outbox", "streamd/eventlog/line_outbox.py",
+             "        if not batch.follows(state):\n", "        if False:\n"),
     Mutation("a restart sends no record of its checkpoint", "streamd/training/window_records.py",
              "            if lines:\n                self._lines.append(lines)\n", "            del lines\n", options=TRAINED),
     Mutation("a restart sends the records of its checkpoint again", "streamd/training/window_records.py",

@@ -19,6 +19,7 @@ from tests.simulator.machines import Machine
 from tests.simulator.moves import Moves
 from tests.simulator.operator import LOG
 from tests.simulator.scheduler import Failure, Scheduler
+from tests.simulator.scribe import Scribes
 from tests.simulator.workload import Producers
 
 SECONDS = 120.0
@@ -32,6 +33,8 @@ KINDS = (("leader",), ("leader", "replica"), ("leader", "replica"), ("standby", 
 """What the machines of a seed are; one alone that leads has no changelog."""
 TRAINED = 0.0
 """Share of the seeds in which machines that may lead have a trainer; `--trained` sets it."""
+SCRIBED = 0.3
+"""Share of the seeds without trainers in which others put lines into the outbox."""
 SMALL_MESSAGE_BYTES = 72_000
 """With which the changelog has most commits in several parts."""
 NAMES = "abcd"
@@ -62,6 +65,8 @@ class World:
         self.label_dim = self._chance.choice([0, 1])
         self.num_sets = 2
         """Edge sets of which there are events, in a log that declares them."""
+        if not self.has_trainers and self.scheduler.stream("scribes").random() < SCRIBED:
+            self.checks.model.learned.scribes = Scribes()
         self.machines, self.faults, self.producers = [], Faults(self), Producers(self)
         self.is_cut_short = False
         """Whether it ended because the checks cannot tell any more, as `CutShort` says."""
