@@ -11,8 +11,11 @@ from streamd.eventlog.recovery import published_seq
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Schema
+from streamd.replica.follower.bootstrap import bootstrap, newest_manifest
 from streamd.replica.follower.follower import Follower
 from streamd.replica.leader.leader import lead
+from streamd.store.objects import Store
+from streamd.store.upload import upload
 from tests.eventlog.test_outbox import edges, numbers
 from tests.faults import Crash, FaultyDisk
 from tests.replica.directories import difference
@@ -131,3 +134,35 @@ def test_a_leader_stopped_at_any_system_call_takes_each_line_once(tmp_path, mode
         assert numbers(folder / "a") == numbers(folder / "b") == [0, 1], f"{mode} at call {at}"
         assert not difference(folder / "a", folder / "b") and verify_log(folder / "b")[1] == []
         assert all((folder / "a" / path).read_bytes() == (folder / "b" / path).read_bytes() for path in LEARNED)
+
+
+def test_a_standby_that_has_learned_and_takes_a_manifest_keeps_its_own_files_and_gets_the_lines_of_the_log(tmp_path):
+    topic, a, b = Topic(10**6), tmp_path / "a", tmp_path / "b"
+    log = leader(a, topic)
+    put(a, 0)
+    acknowledge(log)
+    follow(b, topic)
+    # It led, learned, and was deposed with a batch on its way.
+    for path in ("models/11-1/manifest.json", "models/journal.jsonl", "train/checkpoints/1/state", "train/windows.jsonl"):
+        (b / path).parent.mkdir(parents=True, exist_ok=True)
+        (b / path).write_bytes(path.encode())
+    put(b, 7)
+    for n in (1, 2):
+        put(a, n)
+        acknowledge(log)
+    upload(a, store := Store(f"file://{tmp_path}/store"))
+    put(a, 3)
+    acknowledge(log)
+    log.close()
+    topic.delete_before(topic.end - 1)
+
+    bootstrap(store, newest_manifest(store), b)
+    assert numbers(b) == [0, 1, 2]
+    follow(b, topic)
+    assert numbers(b) == [0, 1, 2, 3] and not difference(a, b) and verify_log(b)[1] == []
+    log = leader(b, topic)
+    acknowledge(log)
+    log.close()
+    assert numbers(b) == [0, 1, 2, 3] and (b / outbox.OUTDATED).exists()
+    for path in ("models/11-1/manifest.json", "models/journal.jsonl", "train/checkpoints/1/state", "train/windows.jsonl"):
+        assert (b / path).read_bytes() == path.encode()
