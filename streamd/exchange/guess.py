@@ -231,7 +231,8 @@ class Kinds:
 def _split_kinds(whole: Mapped, now_us: int) -> Kinds | None:
     """Map each kind of records to a source; None if one mapping fits all, or no kind has both
     ends."""
-    for path in _fields_of_kinds(whole.fields):
+    named = list(_fields_of_kinds(whole.fields))
+    for path in [*named, *(p for p in _fields_that_separate(whole.fields) if p not in named)]:
         value = follow(steps_of(path))
         groups: dict[str, list[dict[str, Any]]] = {}
         for row in whole.fields.rows:
@@ -365,13 +366,36 @@ def _doubts_of_lists(fields: Fields, paths: Iterable[str], each: str) -> list[st
 
 
 def _fields_of_kinds(fields: Fields) -> Iterator[str]:
-    """Yield the fields that may contain the kind of a record."""
+    """Yield the fields that may contain the kind of a record, by their names."""
+    for path in _fields_of_few(fields):
+        noun = head_of(path)[0]
+        if noun in KINDS or (not noun and last_words(path)[-1:] == ("name",)):
+            yield path
+
+
+def _fields_of_few(fields: Fields) -> Iterator[str]:
+    """Yield the fields of text that all records have, with few values."""
     for path, at in fields.scalars.items():
         few = 1 < len(at.values) <= MAX_CATEGORIES and at.types.keys() == {"str"}
-        noun = head_of(path)[0]
-        is_kind = noun in KINDS or (not noun and last_words(path)[-1:] == ("name",))
-        if few and at.count == fields.count and is_kind:
+        if few and at.count == fields.count:
             yield path
+
+
+def _fields_that_separate(fields: Fields) -> Iterator[str]:
+    """Yield the fields with few values that decide which other fields a record has: they may
+    contain its kind under any name."""
+    for path in _fields_of_few(fields):
+        value = follow(steps_of(path))
+        for other, at in fields.scalars.items():
+            if at.count == fields.count:
+                continue
+            read = follow(steps_of(other))
+            have = {value(row) for row in fields.rows if read(row) is not None}
+            lack = {value(row) for row in fields.rows if read(row) is None}
+            # Each value belongs to several records, or it would decide by chance.
+            if have and lack and not have & lack and 2 * len(have | lack) <= fields.count:
+                yield path
+                break
 
 
 def _doubt_kinds(fields: Fields, mark: DeleteMark | None, doubts: list[str]) -> None:

@@ -397,3 +397,17 @@ def test_decimals_with_a_comma_are_neither_keys_nor_features(tmp_path):
         assert {fields["src"], fields["dst"]} == {names["Kunde"], names["Artikel"]} and fields["time"] == names["Zeitpunkt"]
         assert "features" not in fields and any("numbers with a decimal comma" in doubt and "left out" in doubt for doubt in found.doubts)
     assert fields["src"] != "x" or found.doubts[0].startswith("src is x only because")
+
+
+def test_kinds_of_records_are_found_under_any_name():
+    """Two kinds in one topic, of which one has no destination."""
+    def row(i):
+        own = {"artikel": {"id": f"a{i % 15}"}, "zeit": S0 + i} if i % 3 else {"alter": 20 + i % 50, "stand": S0 + i}
+        return {"art": "kauf" if i % 3 else "profil", "kunde": {"id": f"k{i % 20}"}} | own
+
+    found = guess("t", rows(row), NOW_US)
+    assert found.source["where"] == {"art": ["kauf"]} and len(found.sources) == 1
+    assert any("art profil: no two keys, so such records are skipped" in doubt for doubt in found.doubts)
+    # A field that fits all records splits nothing.
+    both = guess("t", rows(lambda i: row(i) | {"artikel": {"id": f"a{i % 15}"}, "zeit": S0 + i}), NOW_US)
+    assert "where" not in both.source
