@@ -186,11 +186,11 @@ class EventFile:
 def _check_first_line(line: str, part: Path) -> None:
     """Refuse JSON if its first value continues on the next line. Raises: Misfit."""
     text = line.strip()
-    if text[:1] in ("[", "{") and text[-1] in "[{,:":
+    if line.endswith("\n") and text[:1] in ("[", "{") and text[-1] in "[{,:":
         value, every = ("array", ".[]") if text[0] == "[" else ("object", ".")
         raise Misfit(
             f"it begins with a JSON {value} of several lines, and is read as one value a line",
-            f"write an object a line: jq -c '{every}' {part.name} > {part.stem}.ndjson",
+            f"write an object a line: jq -c '{every}' {part.name} > {part.stem}-lines.ndjson",
         )
 
 

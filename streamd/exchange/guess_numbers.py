@@ -1,13 +1,10 @@
 """Finds numbers that records hold as something else: as bytes, or as text with a decimal comma."""
 
-import re
 from collections.abc import Sequence
 
 from streamd.decode.encoded_decimals import WAY_OUT, doubt_of_decimals
+from streamd.exchange.decimal_commas import COMMA
 from streamd.exchange.field_values import Fields, Seen
-
-COMMA = re.compile(r"[-+]?(\d{1,3}([. ']\d{3})+|\d+),\d+")
-"""A number with a decimal comma, and perhaps a point, a space or an apostrophe for thousands."""
 
 
 def doubts_of_decimals(fields: Fields, paths: Sequence[str]) -> list[str]:

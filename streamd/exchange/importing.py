@@ -100,6 +100,7 @@ def import_file(
             _import_tguf(file, loader, progress)
         else:
             joined = _import_table(settings, loader, events, table, mark, progress)
+        _check_begins(loader, path, is_kept and mark is None)
     if topic and loader.last_us >= 0:
         times.extend(loader.first_us, loader.last_us, f"the source of {topic} defines")
     # A log without features may be intended, so this is only a doubt.
@@ -108,6 +109,13 @@ def import_file(
     doubts += joined.doubts if joined else ()
     odd = _odd_keys(settings, loader.first_edge)
     return Imported(loader.num_events, times.summary(), loader.rounded, odd, tuple(doubts), joined)
+
+
+def _check_begins(loader: Loader, path: Path, is_kept: bool) -> None:
+    """Refuse to begin a log that is kept with a file without events; a later part of a history may
+    be empty. Raises: SettingsError."""
+    if is_kept and not loader.num_events and not loader.log.num_nodes:
+        raise SettingsError(f"{path} has no events.", "check the command that wrote the file.")
 
 
 def _open_if_tguf(path: Path) -> TGUFFile | None:

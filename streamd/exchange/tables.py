@@ -12,6 +12,7 @@ from streamd.decode.encoding import as_key, float_of, key_hint
 from streamd.decode.plain_values import as_id
 from streamd.decode.sources.paths import NO_TEXT
 from streamd.errors import SettingsError
+from streamd.exchange.decimal_commas import COMMA
 from streamd.exchange.event_files import CSV, EventFile
 from streamd.exchange.key_cells import KeyCells
 from streamd.exchange.produce import Outgoing
@@ -331,9 +332,11 @@ def _finite(value: Any) -> float:
     number = float_of(value)
     # Features without names must be numbers.
     if number is None:
-        way_out = (
-            "declare the feature as bool." if type(value) is bool else "correct it in the file."
-        )
+        way_out = "correct it in the file."
+        if type(value) is bool:
+            way_out = "declare the feature as bool."
+        elif type(value) is str and COMMA.fullmatch(value.strip()):
+            way_out = "write decimals with a point, not with a comma."
         raise Misfit(f"{shown_value(value)} is not a number", way_out)
     if not math.isfinite(number):
         raise Misfit(f"{shown_value(value)} is not finite")

@@ -368,3 +368,19 @@ def test_after_an_import_without_an_event_the_widths_may_be_corrected(tmp_path):
     assert LogReader.open(data).features_of(np.arange(1)).tolist() == [[1.5]]
     widened = invoke("import", path, "--features", "km", "--data-dir", data, STREAMD_STREAM__EDGE_FEATURE_DIM="2")
     assert "has 1 numbers in the log, 2 numbers in the settings" in str(widened.exception), "with an event they are fixed"
+
+
+def test_a_log_begins_with_no_empty_file_and_a_later_part_may_be_empty(tmp_path):
+    (tmp_path / "none.csv").write_text("src,dst,time\n")
+    (tmp_path / "one.csv").write_text("src,dst,time\na,b,1790000000000\n")
+    done = invoke("import", tmp_path / "none.csv", "--data-dir", tmp_path / "log")
+    assert "none.csv has no events. Operator action" in str(done.exception) and not (tmp_path / "log").exists()
+    for name in ("one.csv", "none.csv"):
+        assert invoke("import", tmp_path / name, "--data-dir", tmp_path / "log").exit_code == 0
+    assert log_of(tmp_path / "log").num_edges == 1
+
+
+def test_a_decimal_comma_has_a_remedy(tmp_path):
+    (tmp_path / "t.csv").write_text('src;dst;time;preis\na;b;1790000000000;9,42\n')
+    done = invoke("import", tmp_path / "t.csv", "--features", "preis", "--data-dir", tmp_path / "log", STREAMD_STREAM__EDGE_FEATURE_DIM="1")
+    assert "'9,42' is not a number. Operator action: write decimals with a point" in str(done.exception)

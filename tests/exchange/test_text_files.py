@@ -85,7 +85,7 @@ def test_json_is_an_object_a_line_whatever_its_ending(tmp_path, name, encoding):
 
 @pytest.mark.parametrize(("content", "says"), [
     ("[" + LINES.strip().replace("\n", ",") + "]", "line 1: a list, not an object. Operator action: write one event a line, as jq -c '.[]' does"),
-    ('{\n"src": 1}\n', "line 1: JSON of several lines. Operator action: write one event a line, as jq -c does"), ("[\n{}\n]\n", "line 1: JSON of several lines"), ("{'src': 1}\n", "line 1: not JSON")])
+    ('{\n"src": 1}\n', "a JSON object of several lines, and is read as one value a line. Operator action: write an object a line: jq -c"), ("[\n{}\n]\n", "a JSON array of several lines"), ("{'src': 1}\n", "line 1: not JSON")])
 def test_other_json_is_named_with_what_to_do(tmp_path, content, says):
     assert says in imported(tmp_path, "t.json", content)[0]
 
@@ -164,8 +164,8 @@ def test_a_table_without_a_header_says_so_in_the_place_of_a_column_and_columns_t
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ('[{"src": 1, "dst": 2},\n{"src": 1, "dst": 3}]', "jq -c '.[]' t.json > t.ndjson"), ("[\n{}\n]", "a JSON array of several lines"),
-    ('{\n "src": 1\n}\n', "jq -c '.' t.json > t.ndjson"), ('{"src":\n 1}\n', "a JSON object of several lines"), ('[{"src": 1}]\n[{"src": 2}]\n', ""), ("\n{}\n", "")])
+    ('[{"src": 1, "dst": 2},\n{"src": 1, "dst": 3}]', "jq -c '.[]' t.json > t-lines.ndjson"), ("[\n{}\n]", "a JSON array of several lines"),
+    ('{\n "src": 1\n}\n', "jq -c '.' t.json > t-lines.ndjson"), ('{"src":\n 1}\n', "a JSON object of several lines"), ('[{"src": 1}]\n[{"src": 2}]\n', ""), ("\n{}\n", "")])
 def test_json_over_several_lines_has_a_remedy(tmp_path, text, says):
     (tmp_path / "t.json").write_text(text)
     if not says:
