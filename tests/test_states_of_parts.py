@@ -9,7 +9,7 @@ from streamd.clock import SystemClock
 from streamd.errors import CorruptionError, VersionError
 from streamd.eventlog.reader import LogReader
 from streamd.graph.facts.set_facts import SetFacts
-from streamd.graph.live import save_facts, take_stored
+from streamd.graph.live import load_stored_facts, save_facts
 from streamd.models.memory.files import MemoryReader
 from streamd.registry import Registry
 from streamd.serving.loaded_version import LoadedVersion
@@ -99,7 +99,7 @@ class Facts:
 
     def taken(self, world, max_pairs=1000):
         facts = world.facts(max_pairs)
-        is_taken = take_stored(facts, world.path / "facts", EDGES)
+        is_taken = load_stored_facts(facts, world.path / "facts", EDGES)
         return is_taken, digest({f"{n}.{k}": v for n, one in enumerate((facts.all, *facts.per_set)) for k, v in one.tensors().items()})
 
 
@@ -192,13 +192,13 @@ def test_where_any_file_of_a_state_is_gone_or_damaged_none_of_it_is_taken_over(w
 
 def test_facts_of_which_one_set_does_not_fit_are_not_taken_over_for_the_others(world):
     stored = world.facts()
-    assert take_stored(stored, world.path / "facts", EDGES)
+    assert load_stored_facts(stored, world.path / "facts", EDGES)
     sizes = sorted({one.num_pairs for one in (stored.all, *stored.per_set)})
     assert len(sizes) >= 3
     blank = {k: v for one in (world.facts().all,) for k, v in one.tensors().items()}
     for size in sizes:
         lowered = world.facts(size - 1)
-        assert not take_stored(lowered, world.path / "facts", EDGES)
+        assert not load_stored_facts(lowered, world.path / "facts", EDGES)
         assert lowered.num_pairs == 0 and digest(lowered.all.tensors()) == digest(blank)
         src, dst, time = world.log.edges(0, EDGES)
         lowered.advance(src, dst, time, world.log.edge_sets(0, EDGES))

@@ -294,12 +294,12 @@ def _prepare_rank(
 ) -> tuple[Paths, Heartbeat, str]:
     """Set up the process of a rank, and compile its kernels. Returns: the rank's directories, its
     heartbeat, and its device, "cpu" or "cuda"."""
-    from streamd.gpu import choose_device, fix_torch, take_gpu
+    from streamd.gpu import choose_device, make_torch_deterministic, select_gpu
     from streamd.models.architectures import unused_settings
 
     # Ingest and server have priority over training.
     os.nice(settings.training.nice)
-    fix_torch(settings.training.threads)
+    make_torch_deterministic(settings.training.threads)
     logger.info("allocator", keeps_freed_memory=keep_freed_memory(os.environ))
     if unused := unused_settings(settings.model):
         logger.warning(
@@ -308,7 +308,7 @@ def _prepare_rank(
             meaning=f"model.name {settings.model.name} does not use them",
         )
     if rank.size > 1 and settings.device == "cuda":
-        take_gpu(rank.local_rank)
+        select_gpu(rank.local_rank)
     paths = Paths.of(settings, rank_names(rank.size)[rank.rank])
     beat = Heartbeat(paths.learned, "train", paths.role)
     with ended_by_signals(stop) if rank.size > 1 else contextlib.nullcontext():

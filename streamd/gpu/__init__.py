@@ -3,21 +3,21 @@
 from streamd.gpu.device import (
     choose_device,
     device_facts,
-    fix_torch,
     free_device_memory,
     make_graph,
-    take_gpu,
+    make_torch_deterministic,
+    select_gpu,
 )
 from streamd.gpu.out_of_memory import lacks_memory, memory_for, run_freeing_memory
 
 __all__ = [
     "choose_device",
     "device_facts",
-    "fix_torch",
+    "make_torch_deterministic",
     "make_graph",
     "free_device_memory",
     "lacks_memory",
     "memory_for",
     "run_freeing_memory",
-    "take_gpu",
+    "select_gpu",
 ]

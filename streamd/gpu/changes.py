@@ -91,7 +91,7 @@ def list_changes(
     return e
 
 
-def changed(g: BlockArrays, sent: Int64, touched: Int64) -> tuple[Int64, Int64]:
+def find_changes(g: BlockArrays, sent: Int64, touched: Int64) -> tuple[Int64, Int64]:
     """Indices of directory slots and entries to send, int64, each ascending within a node."""
     blocks, entries = count_changes(g, sent, touched)
     block_at = np.empty(blocks, np.int64)
@@ -101,7 +101,7 @@ def changed(g: BlockArrays, sent: Int64, touched: Int64) -> tuple[Int64, Int64]:
 
 
 @compiled_for(BLOCKS, INTS, INTS, WRITTEN_INTS)
-def places_of(
+def list_entry_indices(
     g: BlockArrays, node: NDArray[Any], event: NDArray[Any], entry_at: NDArray[Any]
 ) -> Any:
     """Indices of the entries of nodes for events; nodes without an entry of the event, and
@@ -139,7 +139,7 @@ def list_ends(g: BlockArrays, nodes: NDArray[Any], other: NDArray[Any], event: N
 def entries_of(g: BlockArrays, node: Int64, event: Int64) -> Int64:
     """Indices of the entries of nodes for events, int64, ascending, each once."""
     entry_at = np.empty(len(node), np.int64)
-    return np.unique(entry_at[: places_of(g, node, event, entry_at)])
+    return np.unique(entry_at[: list_entry_indices(g, node, event, entry_at)])
 
 
 def events_of(g: BlockArrays, nodes: Int64) -> tuple[Int64, Int64]:

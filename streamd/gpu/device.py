@@ -18,7 +18,7 @@ BUDGET_SHARE = 0.5
 model, its batches and the cache."""
 
 
-def fix_torch(threads: int) -> None:
+def make_torch_deterministic(threads: int) -> None:
     """Make torch deterministic, with a fixed number of threads."""
     # Without this variable cuBLAS refuses deterministic mode.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -32,7 +32,7 @@ def fix_torch(threads: int) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def take_gpu(local_rank: int) -> None:
+def select_gpu(local_rank: int) -> None:
     """Make a rank's GPU the only one that this process sees, in all of its threads; call it before
     CUDA is initialised. Raises: DeviceError if there are fewer GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -138,7 +138,7 @@ class DeviceGraph:
             self._send(mirror, touched[number])
         # Node table and directories grow too, and must stay on the device.
         if self.placement == "resident" and self.device_bytes > self._budget:
-            self._give_way()
+            self._evict_entries()
 
     @on_own_stream
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
@@ -269,8 +269,8 @@ class DeviceGraph:
                 f"at most {MAX_FANOUT} neighbors are drawn on the GPU, not {draw.fanout}"
             )
         mirror = self._mirrors[draw.edge_set, draw.direction]
-        since_R = _filled(root_R, since).clamp(min=self._host.since_event)
-        before_R = _filled(root_R, before).clamp(self.first_event, self.next_event)
+        since_R = _for_each_root(root_R, since).clamp(min=self._host.since_event)
+        before_R = _for_each_root(root_R, before).clamp(self.first_event, self.next_event)
 
         while True:
             found, missing_R = mirror.draw(
@@ -342,14 +342,14 @@ class DeviceGraph:
             self._put(mirror, "entries", used, piece, mirror.store.arrays.entries[piece])
 
     def _put(
-        self, mirror: Mirror, name: str, size: int, places: Int64 | slice, values: NDArray[Any]
+        self, mirror: Mirror, name: str, size: int, indices: Int64 | slice, values: NDArray[Any]
     ) -> None:
         """Write values at indices of a mirrored array of `size` rows, and grow it if needed;
         entries that do not fit move to the host instead."""
         try:
             fits = self._grow(mirror, name, size)
             if fits and len(values):
-                self._write(mirror.arrays[name], places, self.to_device(values))
+                self._write(mirror.arrays[name], indices, self.to_device(values))
         except RuntimeError as error:
             if not lacks_memory(error):
                 raise
@@ -361,14 +361,14 @@ class DeviceGraph:
                 ) from None
             fits = False
         if not fits:
-            self._give_way()
+            self._evict_entries()
 
-    def _write(self, array: Tensor, places: Int64 | slice, rows: Tensor) -> None:
+    def _write(self, array: Tensor, indices: Int64 | slice, rows: Tensor) -> None:
         """Replace rows of an array. places: indices, each once."""
-        if isinstance(places, slice):
-            array[places] = rows
+        if isinstance(indices, slice):
+            array[indices] = rows
             return
-        at = self.to_device(places)
+        at = self.to_device(indices)
         kernel = {8: "put_words", 1: "put_bytes"}[array.element_size()]
         self._launch(
             kernel,
@@ -382,7 +382,7 @@ class DeviceGraph:
             ),
         )
 
-    def _give_way(self) -> None:
+    def _evict_entries(self) -> None:
         """Move the entries to the host, since the device has no memory for them."""
         logger.warning(
             "graph_moved_to_host",
@@ -412,16 +412,16 @@ class DeviceGraph:
             resent = rows > left
         if resent:
             mirror.drop_entries()
-        grown = self.grown(mirror, name, min(rows, mirror.most_rows(name)))
+        new_rows = self.new_rows(mirror, name, min(rows, mirror.most_rows(name)))
         if not resent:
-            grown[: len(have)] = have
-        mirror.arrays[name] = grown
+            new_rows[: len(have)] = have
+        mirror.arrays[name] = new_rows
         if resent:
             self._send_all_entries(mirror)
         metrics.gpu_graph_bytes.set(self.device_bytes)
         return True
 
-    def grown(self, mirror: Mirror, name: str, rows: int) -> Tensor:
+    def new_rows(self, mirror: Mirror, name: str, rows: int) -> Tensor:
         """Zeros for a mirrored array with `rows` rows."""
         have = mirror.arrays[name]
         return torch.zeros(rows, *have.shape[1:], dtype=have.dtype, device=self._device)
@@ -455,7 +455,7 @@ class OnDevice:
         return self.graph.sample_on_device(root_R, since, before, draws)
 
 
-def _filled(root_R: Tensor, value: int | Tensor) -> Tensor:
+def _for_each_root(root_R: Tensor, value: int | Tensor) -> Tensor:
     """A single number as int64[R] for all roots; a tensor as it is."""
     return value if isinstance(value, Tensor) else torch.full_like(root_R, value)
 

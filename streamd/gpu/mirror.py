@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from streamd.events import Int64
-from streamd.gpu.changes import changed
+from streamd.gpu.changes import find_changes
 from streamd.gpu.launch import Launch
 from streamd.gpu.page_locks import LockedArray, Pages
 from streamd.graph.blocks.block_store import BlockStore
@@ -113,7 +113,7 @@ class Mirror:
         missing = 4 * max(self.store.num_nodes, len(self._sent) // 2) - len(self._sent)
         if len(self._sent) < 4 * self.store.num_nodes:
             self._sent = np.pad(self._sent, (0, missing))
-        return changed(self.store.arrays, self._sent, touched)
+        return find_changes(self.store.arrays, self._sent, touched)
 
     def note_sent(self, nodes: Int64, rows: Int64) -> None:
         """Record the rows of the node table that were sent."""

@@ -1,4 +1,4 @@
-"""The log as an in-memory graph: time-indexed blocks, exact sampling, and facts about pairs. Owner:
+"""The log as a graph in memory: time-indexed blocks, exact sampling, and facts about pairs. Owner:
 one thread per role."""
 
 from streamd.graph.blocks.block_store import BlockGraph

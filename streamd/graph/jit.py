@@ -1,10 +1,10 @@
 """Compiles kernels, and manages the cache of their machine code; no other module knows numba's
 cache.
 
-numba caches machine code by a kernel's file, and does not notice a change in another file whose
-functions it inlined. So the name of the cache folder has a hash of all sources with kernels: after
-an upgrade no old code is run. The hash also covers numba's version and the path of the sources,
-which are part of numba's own key: no installation waits for another one to compile.
+numba caches machine code by the file of the kernel, and does not notice a change in another file
+with functions that it inlined. So the name of the cache folder has a hash of all sources with
+kernels: after an upgrade no old code runs. The hash also covers numba's version and the path of the
+sources, which are part of numba's own key, so that two installations never share a folder.
 """
 
 import hashlib
@@ -26,15 +26,15 @@ from numba.np.numpy_support import as_dtype
 ROOMS = ("graph", "gpu", "tfgnn")
 """Folders with kernels."""
 SHIPPED = "SHIPPED_KERNELS"
-"""Environment variable with the path of a folder of compiled kernels, as in a container image."""
+"""Environment variable with the folder of the kernels that a container image ships."""
 CPU_LEVELS = {"x86-64-v3": ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")}
 """Level of CPUs for which an image ships kernels (NUMBA_CPU_NAME) -> features that they use."""
 
 
 def compile_for_this_cpu() -> None:
-    """If this machine's CPU does not support the level in NUMBA_CPU_NAME, let numba compile for
-    this CPU instead: else the process would be killed at the first illegal instruction."""
-    # Without NUMBA_CPU_NAME numba compiles for this machine anyway.
+    """If this CPU does not support the level in NUMBA_CPU_NAME, let numba compile for this CPU
+    instead: the process would be killed at the first illegal instruction."""
+    # Without NUMBA_CPU_NAME, numba compiles for this CPU.
     needed = CPU_LEVELS.get(numba.config.CPU_NAME or "", ())
     have = get_host_cpu_features()
     if not all(have.get(feature) for feature in needed):
@@ -46,14 +46,14 @@ def sources_hash(package: Path) -> str:
     found = hashlib.sha256(f"{package}\0{numba.__version__}\0".encode())
     for room in ROOMS:
         for path in sorted((package / room).rglob("*.py")):
-            # Names count too: numba keeps machine code by file.
+            # Hash the names too, since numba caches by file.
             name = str(path.relative_to(package))
             found.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     return found.hexdigest()[:16]
 
 
 TEMPORARY = Path(tempfile.gettempdir()) / f"streamd-{os.getuid()}"
-"""Folder for kernels if no other can be used."""
+"""Folder for compiled kernels if no other can be used."""
 
 
 def cache_folder() -> Path | None:
@@ -72,7 +72,7 @@ def cache_folder() -> Path | None:
         except OSError:
             continue
 
-        # No other user may be able to write the code in it.
+        # No other user may write to it, since its code is executed.
         own = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if own and os.access(folder, os.W_OK):
             return folder
@@ -82,7 +82,7 @@ def cache_folder() -> Path | None:
 compile_for_this_cpu()
 CACHE = cache_folder()
 COMPILED = "compiled"
-"""Name of the file that marks a folder with all kernels."""
+"""Name of the file that marks a folder as complete."""
 LOCK = "lock"
 """Name of the file that a process locks while it compiles or loads kernels."""
 COMPILE_TIME = "about 12 s on two idle cores, longer beside other work"
@@ -92,19 +92,20 @@ if CACHE is not None:
 
 # nogil: other threads run while a kernel does.
 kernel = njit(cache=CACHE is not None, nogil=True)
-"""Compiled at a call, for the types of its arguments: only for commands, since no role may wait."""
+"""Compiles a kernel at its call, for the types of the arguments. Only commands use it: a role must
+not wait for a compilation."""
 inner = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-"""For functions that only kernels call. The wrapper for Python is left out: its unpacking of many
-arrays takes longer to compile than the function itself."""
+"""Compiles a function that only kernels call, without a wrapper for Python, which unpacks many
+arrays and so takes longer to compile than the function."""
 
 
 class Kernel:
-    """A function that is compiled for one signature, by the warm-up or at its first call. Safe to
-    use from several threads.
+    """A function that is compiled for one signature, by the warm-up or at its first call.
+    Thread-safe.
 
-    It is never compiled for other types: even in a rare call the thread that answers requests would
-    wait for seconds. Arrays that it only reads are copied if they are not contiguous or have a
-    narrower type; any other argument of a wrong type is a TypeError.
+    It is never compiled for other types, since the thread that answers requests would wait for
+    seconds. An array that it only reads is copied if it is not contiguous or has a narrower type;
+    any other argument of a wrong type raises TypeError.
     """
 
     def __init__(self, function: Callable[..., Any], signature: tuple[Any, ...]) -> None:
@@ -119,7 +120,7 @@ class Kernel:
         try:
             return self.dispatcher(*args)
         except TypeError:
-            # numba found no matching signature, and has not run the kernel.
+            # numba raises before it runs the kernel if the signature does not match.
             return self.dispatcher(*map(_fitting, args, self.signature))
 
     def compile(self) -> None:
@@ -127,15 +128,15 @@ class Kernel:
         with self._lock:
             if not self._is_ready:
                 self.dispatcher.compile(self.signature)
-                # Without this, numba would compile again for writable arrays instead of passing
-                # them as read-only.
+                # Otherwise numba would compile again for writable arrays, which may be passed as
+                # read-only.
                 self.dispatcher.disable_compile()
                 self._is_ready = True
 
 
 def _fitting(arg: Any, declared: Any) -> Any:
-    """An argument, copied to the declared type if it is a read-only array that can be cast; else as
-    it is."""
+    """An argument as it is, or a copy of it in the declared type if this is a read-only array type
+    to which it can be cast."""
     if isinstance(arg, np.ndarray) and isinstance(declared, types.Array) and not declared.mutable:
         dtype = as_dtype(declared.dtype)
         if np.can_cast(arg.dtype, dtype):
@@ -159,7 +160,7 @@ def compiled_for(*signature: Any) -> Callable[[Callable[..., Any]], Kernel]:
 
 
 def compile_notice() -> str | None:
-    """The notice to print before kernels are compiled; None if all are compiled already."""
+    """A notice that kernels will be compiled; None if all are in the cache."""
     if CACHE is None:
         return f"compiling kernels, at every start because no folder can keep them: {COMPILE_TIME}"
     if (CACHE / COMPILED).exists() or image_kernels() is not None:
@@ -168,8 +169,8 @@ def compile_notice() -> str | None:
 
 
 def cache_problem() -> str:
-    """The reason why compiled kernels are lost with this container or at the next boot, with the
-    operator's action; "" if they are kept."""
+    """The reason why compiled kernels will be lost with this container or at the next boot, with
+    the operator's action; "" if they are kept."""
     if CACHE is not None and CACHE.parent != TEMPORARY:
         return ""
     given = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -181,7 +182,7 @@ def cache_problem() -> str:
 
 
 def image_kernels() -> Path | None:
-    """The folder of shipped kernels for these sources and this CPU, if there is one."""
+    """The folder of shipped kernels, None unless they are of these sources and for this CPU."""
     shipped = os.environ.get(SHIPPED)
     if not shipped or CACHE is None or not numba.config.CPU_NAME:
         return None
@@ -190,12 +191,12 @@ def image_kernels() -> Path | None:
 
 
 def copy_image_kernels() -> None:
-    """Copy shipped kernels into the cache, unless it has all kernels already. They cannot be read
-    from their own folder: numba uses no folder without write access."""
+    """Copy shipped kernels into the cache, unless it is complete. numba cannot read them from their
+    own folder, since it needs write access."""
     folder = image_kernels()
     if folder is None or CACHE is None or (CACHE / COMPILED).exists():
         return
-    # An index (.nbi) and code (.nbc) for each kernel.
+    # Copy the index (.nbi) and the code (.nbc) of each kernel.
     for path in folder.rglob("*.nb?"):
         copy = CACHE / path.relative_to(folder)
         copy.parent.mkdir(exist_ok=True)
@@ -203,6 +204,6 @@ def copy_image_kernels() -> None:
 
 
 def note_compiled() -> None:
-    """Mark the cache: it has all kernels."""
+    """Mark the cache as complete."""
     if CACHE is not None:
         (CACHE / COMPILED).touch()

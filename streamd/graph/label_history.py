@@ -1,4 +1,4 @@
-"""The mean of each node's last labels, read from the log up to the time of the newest query."""
+"""The mean of each node's last labels, as of a time."""
 
 import numpy as np
 
@@ -11,15 +11,13 @@ LAST_LABELS = 7
 Benchmark for Machine Learning on Temporal Graphs"): the first seven have equal weights, and each
 later label a weight of one seventh."""
 MAX_VALUES = 1 << 26
-"""Largest number of values in memory: 256 MB. Beyond it, the node whose newest label is the oldest
-is dropped."""
+"""Maximum number of values in memory, 256 MB. Beyond it, the node with the oldest newest label is
+dropped."""
 
 
 class LabelHistory:
-    """Running means of the log's labels. Owner: one thread per role.
-
-    It is not stored: the first query reads all labels of the log.
-    """
+    """Running means of the labels in the log. Owner: one thread per role. They are not stored: the
+    first query reads all labels of the log."""
 
     def __init__(self, log: LogReader, max_values: int = MAX_VALUES) -> None:
         self._log = log
@@ -27,7 +25,7 @@ class LabelHistory:
         self._max_nodes = max(1, max_values // max(dim, 1))
         self._until_us = -(2**62)
 
-        # A row per node; the dictionary is ordered by the nodes' newest labels, oldest first.
+        # Node -> its row, in order of the nodes' newest labels, oldest first.
         self._row: dict[int, int] = {}
         self._free: list[int] = []
         self._mean_ND = np.zeros((16, dim), np.float32)
@@ -39,10 +37,12 @@ class LabelHistory:
         log.follow(self)
 
     def means(self, nodes: Int64, node_sets: Int64, until_us: int) -> Float32:
-        """The mean of each node's last labels at or before a time; for a node without labels, the
-        mean of all labels of its node set, or zeros if that has none: float32[n, label_dim].
-        node_sets: int64[n], numbers of the nodes' sets. until_us: microseconds, not before those of
-        earlier calls."""
+        """The mean of each node's last labels at or before a time: float32[n, label_dim]. A node
+        without labels gets the mean of all labels of its node set, or zeros if there are none.
+
+        nodes: int64[n]. node_sets: int64[n], numbers of their sets. until_us: microseconds, not
+        before those of earlier calls.
+        """
         self._advance(until_us)
         means_SD = self._sum_SD / np.maximum(self._num_labels_S, 1)[:, None]
         out = means_SD[node_sets].astype(np.float32)
@@ -57,7 +57,7 @@ class LabelHistory:
         if until_us > self._until_us:
             nodes, _, target_LD = self._log.labels_between(self._until_us, until_us)
             self._until_us = until_us
-            # A deleted node's labels stay in the mean of its set, as its events stay in popularity.
+            # Labels of a deleted node stay in the mean of its set, as its events do in popularity.
             set_L = self._log.node_sets_of(nodes)
             for number in np.unique(set_L):
                 own = set_L == number
@@ -76,7 +76,7 @@ class LabelHistory:
 
     def _take(self, node: int, target_D: Float32) -> None:
         """Add one label to its node's mean."""
-        # Popped and set again, so that the node moves to the end of the dictionary's order.
+        # Remove the node and set it again, so that it becomes the last in the dictionary.
         row = self._row.pop(node, None)
         if row is None:
             row = self._free_row()
@@ -88,8 +88,7 @@ class LabelHistory:
         self._mean_ND[row] += np.float32(share) * (target_D - self._mean_ND[row])
 
     def _free_row(self) -> int:
-        """A row without a node; if all are taken, that of the node whose newest label is the
-        oldest."""
+        """A row for a new node: a free one, or that of the node with the oldest newest label."""
         if self._free:
             return self._free.pop()
         if len(self._row) >= self._max_nodes:

@@ -21,21 +21,19 @@ from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
 OFFLOAD_EVENTS = 65_536
-"""Least number of new events before the next pass over all directories of the graph."""
+"""Minimum number of new events before the next pass over all directories of the graph."""
 CATCH_UP_EDGES = 1_000_000
-"""Events inserted together after a restart, before the role answers: 0.2 s."""
+"""Events inserted together after a restart, before the role answers; this takes 0.2 s."""
 OFFLOAD_SHARE = 0.125
-"""Least share of new events among those in memory before the next pass, so that passes cost
-little."""
+"""Minimum share of new events in memory before the next pass, so that passes take little time."""
 
 
 class LiveGraph:
-    """The graph, facts, labels and node features of one role. Owner: one thread per role. The graph
-    may be ahead of the facts, whose next event is `edge`; after a restart the facts are ahead. So
-    queries name the event up to which they see the graph.
+    """The graph, facts, labels and node features of one role. Owner: one thread per role.
 
-    A delete hides events in the graph as soon as the log's reader has it; the facts apply it at its
-    position in the log.
+    The graph may be ahead of the facts; after a restart the facts are ahead. So queries have an
+    event id up to which they use the graph. A delete hides events in the graph as soon as the log's
+    reader has it; the facts apply it at its position in the log.
     """
 
     def __init__(
@@ -66,7 +64,7 @@ class LiveGraph:
 
         self._keep_us = keep_us
 
-        # The oldest event in memory, and the graph's next event at the last offloading.
+        # The oldest event in memory, and the graph's next event when it last offloaded.
         self._in_memory_from = self._offloaded_at = graph.first_event
         reader.follow(self)
 
@@ -96,9 +94,9 @@ class LiveGraph:
         metrics.pairs.set(self.facts.num_pairs)
 
     def _offload(self, newest_us: int) -> None:
-        """Take events older than `keep_us` out of memory, if enough events are new."""
+        """Offload events older than `keep_us`, if there are enough new events."""
 
-        # A pass visits all directories, so it waits for enough new events.
+        # A pass visits all directories, so wait for enough new events.
         new = self.graph.next_event - self._offloaded_at
         held = self.graph.next_event - self._in_memory_from
         if new < max(OFFLOAD_EVENTS, OFFLOAD_SHARE * held):
@@ -111,7 +109,7 @@ class LiveGraph:
         """Advance graph and facts by at most `slice_edges` events; if the facts are ahead of the
         graph, advance the graph alone by at most `catch_up_edges`. Returns: number of events."""
 
-        # After a restart the facts are ahead: the graph catches up first.
+        # After a restart the facts are ahead, so the graph catches up first.
         at = self.graph.next_event
         if at < self.edge:
             self.insert(min(self.edge, at + catch_up_edges))
@@ -134,20 +132,20 @@ class LiveGraph:
         return self.log.edge_sets(self.edge, self.edge + count)
 
     def advance_scoring(
-        self, src_E: Int64, dst_E: Int64, time_E: Int64, asked_R: Int64, candidates_RC: Int64
+        self, src_E: Int64, dst_E: Int64, time_E: Int64, query_R: Int64, candidates_RC: Int64
     ) -> Float32:
         """Advance the facts by the next events, and return the facts of queries, as
         `SetFacts.advance_scoring` does: float32[R, C, F]."""
         sets = self._next_sets(len(src_E))
         return self.facts.advance_scoring(
-            src_E, dst_E, time_E, sets, asked_R, candidates_RC, self.log.deletions.of_nodes
+            src_E, dst_E, time_E, sets, query_R, candidates_RC, self.log.deletions.of_nodes
         )
 
     def facts_now(
         self, event_R: Int64, src_R: Int64, time_R: Int64, candidates_RC: Int64
     ) -> Float32:
-        """Facts, in their present state, of the queries of log events, each in its event's edge
-        set: float32[R, C, F]."""
+        """The facts of queries in the present state: float32[R, C, F]. event_R: int64[R], events of
+        the log; each query is in the edge set of its event."""
         sets = self.log.edge_sets_of(event_R)
         return self.facts.compute(src_R, time_R, candidates_RC, sets)
 
@@ -162,7 +160,7 @@ class LiveGraph:
         if not changes.has_deletes:
             return
 
-        # Events that are not inserted yet are hidden by `insert`.
+        # `insert` hides deleted events that are not in the graph yet.
         self.graph.hide_nodes(changes.nodes)
         events = changes.events
         known = events[(events >= self.log.first_edge) & (events < self.graph.next_event)]
@@ -174,8 +172,8 @@ class LiveGraph:
         Without stored facts they start at the log's first event, which is exact only if the log has
         dropped none.
         """
-        # Without stored facts they are computed from the log, which retention may have shortened.
-        if not take_stored(self.facts, folder, until_event) and self.log.first_edge > 0:
+        # Without stored facts, compute them from the log, which retention may have shortened.
+        if not load_stored_facts(self.facts, folder, until_event) and self.log.first_edge > 0:
             logger.warning(
                 "facts_incomplete",
                 first_edge=self.log.first_edge,
@@ -185,7 +183,7 @@ class LiveGraph:
 
 
 def read_back(reader: LogReader) -> ReadBack:
-    """A function by which a graph reads offloaded events back from the log, with their deletes."""
+    """Make the function by which a graph reads offloaded events back from the log."""
 
     def read(first: int, end: int) -> tuple[Int64, Int64, Bools]:
         src_E, dst_E, _ = reader.edges(first, end)
@@ -194,12 +192,12 @@ def read_back(reader: LogReader) -> ReadBack:
     return read
 
 
-def take_stored(facts: SetFacts, folder: Path, until_event: int) -> bool:
+def load_stored_facts(facts: SetFacts, folder: Path, until_event: int) -> bool:
     """Load the newest stored facts, from `facts.edge` up to `until_event`, into empty facts.
     Returns: whether there were any. A file that cannot be loaded is logged."""
     for path in _stored_facts(folder):
-        # Facts from before the log's first event cannot be continued; later ones include events
-        # after `until_event`.
+        # Facts before the log's first event lack events that it dropped; later ones than
+        # `until_event` have too many.
         if facts.edge <= int(path.stem) <= until_event:
             try:
                 if facts.restore(path):
@@ -217,15 +215,18 @@ def take_stored(facts: SetFacts, folder: Path, until_event: int) -> bool:
 
 
 def save_facts(facts: SetFacts, folder: Path) -> None:
-    """Store facts in this order: 1. write them durably as `folder/<edge>.safetensors`; 2. delete
-    older facts. A kill after 1 loses nothing; in the other order it would leave no facts at all."""
+    """Store facts.
+
+    1. Write them durably as `folder/<edge>.safetensors`.
+    2. Delete older facts. In the other order, a kill would leave no facts at all.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     remove_scratch(folder)
     path = folder / f"{facts.edge:020d}.safetensors"
     facts.save(path)
 
     # 2. A kill here leaves older facts or parts of them, which the next call deletes. The file of
-    # all sets is deleted before those of single sets, so that facts with that file are complete.
+    # all sets goes first, since its existence means that the facts are complete.
     for old in sorted(folder.glob("*.safetensors"), reverse=True):
         edge, *number = old.stem.split("-", 1)
         if all(part.isdigit() for part in (edge, *number)) and edge < path.stem:
@@ -233,5 +234,5 @@ def save_facts(facts: SetFacts, folder: Path) -> None:
 
 
 def _stored_facts(folder: Path) -> list[Path]:
-    """Files of facts, newest first; files with other names are ignored."""
+    """The files of facts in a folder, newest first, without files of other names."""
     return sorted((p for p in folder.glob("*.safetensors") if p.stem.isdigit()), reverse=True)

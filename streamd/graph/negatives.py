@@ -1,8 +1,8 @@
-"""Negative destinations, drawn by a hash of seed, event id and the negative's number.
+"""Negative destinations, drawn by a hash of seed, event id and number of the negative, so that they
+are the same for every model, regime and restart.
 
-So they are the same for every model, regime and restart. An event with fewer other destinations
-than negatives gets each of them once: with two destinations in all there are two candidates, not
-101.
+An event with fewer other destinations than negatives gets each of them once: with two destinations
+in all there are two candidates, not 101.
 """
 
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ from streamd.graph.hashing import GOLDEN, mix
 
 UInt64 = NDArray[np.uint64]
 NUM_SCORED = 100
-"""Negatives for scoring an event, as many as in the accuracy baselines. The hash's counter depends
-on it, so another number would draw other negatives."""
+"""Number of negatives for the score of an event, as in the accuracy baselines. The hash depends on
+it, so another number would draw other negatives."""
 NUM_LEARNED = 10
 """Negatives for training on an event."""
 SCORED = slice(0, 1 + NUM_SCORED)
@@ -30,19 +30,18 @@ LEARNED = np.r_[0, 1 + NUM_SCORED : 1 + NUM_SCORED + NUM_LEARNED]
 SCORED_SEED = 0
 """The evaluation protocol's seed: published scores are for these negatives."""
 LEARNED_SEED = 1
-"""Another seed, so that an event's negatives in training are not those of its score."""
+"""Differs from SCORED_SEED, so that an event's negatives in training are not those of its score."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The destinations that a window's negatives are drawn from, in order of first sight.
+    """The destinations from which a window's negatives are drawn, in order of their first event as
+    a destination: first those of the facts before the window, then the new ones of the window.
+    Deleted nodes keep their position and are never drawn.
 
-    The facts' destinations before the window come first; the window's new ones follow. Deleted
-    nodes keep their position and are never drawn.
-
-    num_before: destinations before the window. new_N: int64 ids of the window's new destinations.
-    new_us_N: int64 event times at which they were first seen, ascending.
-    gone_G: int64 positions of deleted nodes, ascending.
+    num_before: number of destinations before the window. new_N: int64 ids of the window's new
+    destinations. new_us_N: int64 times of their first events, ascending, microseconds. gone_G:
+    int64 positions of deleted nodes, ascending.
     """
 
     facts: PairFacts | Destinations
@@ -55,7 +54,7 @@ class Pool:
     def of(
         cls, facts: PairFacts | Destinations, dst_E: Int64, time_E: Int64, deleted: Int64
     ) -> "Pool":
-        """The pool of a window's events, made before the facts advance over them.
+        """Make the pool of a window's events, before the facts advance over them.
 
         dst_E: int64 node ids. time_E: int64 microseconds. deleted: int64 ids of deleted nodes.
         """
@@ -63,7 +62,11 @@ class Pool:
         _, first = np.unique(dst_E[unseen], return_index=True)
         first_seen = unseen[np.sort(first)]
         pool = cls(
-            facts, len(facts.sighted), dst_E[first_seen], time_E[first_seen], np.zeros(0, np.int64)
+            facts,
+            len(facts.destination_order),
+            dst_E[first_seen],
+            time_E[first_seen],
+            np.zeros(0, np.int64),
         )
         gone = pool._positions(deleted)
         return cls(facts, pool.num_before, pool.new_N, pool.new_us_N, np.unique(gone[gone >= 0]))
@@ -74,7 +77,7 @@ class Pool:
         return self.num_before + len(self.new_N)
 
     def known_before(self, time_E: Int64) -> Int64:
-        """How many nodes were destinations strictly before each time, int64[E]."""
+        """Number of destinations strictly before each time: int64[E]. time_E: microseconds."""
         return self.num_before + np.searchsorted(self.new_us_N, time_E)
 
     def holds(self, dst_E: Int64, known_E: Int64) -> Bools:
@@ -83,7 +86,7 @@ class Pool:
         return (position >= 0) & (position < known_E)
 
     def num_others(self, dst_E: Int64, known_E: Int64) -> Int64:
-        """How many negatives there are to draw for each event, int64[E]."""
+        """Number of nodes from which the negatives of each event are drawn: int64[E]."""
         return self._alive(known_E) - self.holds(dst_E, known_E)
 
     def draw(self, event_E: Int64, dst_E: Int64, known_E: Int64, count: int, seed: int) -> Int64:
@@ -100,7 +103,7 @@ class Pool:
         """
         h = hashes(event_E, count, seed)
 
-        # Draw an index among the destinations without the true and the deleted ones.
+        # Draw an index among the destinations other than the true and the deleted ones.
         in_pool = self.holds(dst_E, known_E)
         left_E = (self._alive(known_E) - in_pool).astype(np.uint64)
         i: Int64 = (h % left_E[:, None]).astype(np.int64)
@@ -108,7 +111,7 @@ class Pool:
         if len(few):
             i[few], is_drawn = _each_once(h[few], left_E[few])
 
-        # Turn indices into positions: skip the true destination, then the deleted ones.
+        # Convert indices to positions, which count the true destination and the deleted ones too.
         true_E = self._alive(np.maximum(self._positions(dst_E), 0))
         i += in_pool[:, None] & (i >= true_E[:, None])
         drawn = self._nodes(
@@ -119,11 +122,11 @@ class Pool:
         return drawn
 
     def _alive(self, position: Int64) -> Int64:
-        """How many nodes before each position are not deleted."""
+        """Number of nodes before each position that are not deleted."""
         return position - np.searchsorted(self.gone_G, position)
 
     def _positions(self, nodes: Int64) -> Int64:
-        """Position of each node, -1 for one that is no destination by the window's end."""
+        """Position of each node, -1 for a node that is no destination by the window's end."""
         position = self.facts.ranks_of(nodes)
         position[position >= self.num_before] = -1  # destinations that the facts added since
         if len(self.new_N):
@@ -135,8 +138,8 @@ class Pool:
 
     @cached_property
     def _new_by_id(self) -> tuple[Int64, Int64]:
-        """Argsort of the new destinations by id, and their ids in that order: sorted once for all
-        chunks of the window."""
+        """Argsort of the new destinations by id, and their ids in that order; computed once per
+        window."""
         by_id = np.argsort(self.new_N)
         return by_id, self.new_N[by_id]
 
@@ -144,7 +147,7 @@ class Pool:
         """The node at each position."""
         before = position < self.num_before
         out = np.zeros(position.shape, np.int64)
-        out[before] = self.facts.sighted[position[before]]
+        out[before] = self.facts.destination_order[position[before]]
         out[~before] = self.new_N[position[~before] - self.num_before]
         return out
 
@@ -172,13 +175,12 @@ def _each_once(hash_EC: UInt64, left_E: UInt64) -> tuple[Int64, Bools]:
 
 
 class Pools:
-    """The pools of a window by node set: an event's negatives have its destination's node set.
-
-    With one node set there is one `Pool`.
-    """
+    """The pools of a window, one for each node set: the negatives of an event have the node set of
+    its destination."""
 
     def __init__(self, facts: SetFacts, dst_E: Int64, time_E: Int64, deleted: Int64) -> None:
-        """Call it before the facts advance over the window's events, as `Pool.of`."""
+        """Make the pools before the facts advance over the window's events. Arguments as in
+        `Pool.of`."""
         self._facts = facts
         set_E = facts.node_set_of(dst_E)
         self._pools = [
@@ -187,7 +189,7 @@ class Pools:
         ]
 
     def known_before(self, time_E: Int64, dst_E: Int64) -> Int64:
-        """How many nodes of each destination's set were destinations strictly before each time:
+        """Number of destinations in the set of each event's destination, strictly before its time:
         int64[E]."""
         out = np.zeros(len(dst_E), np.int64)
         for pool, rows in self._each(dst_E):
@@ -202,14 +204,14 @@ class Pools:
         return out
 
     def num_others(self, dst_E: Int64, known_E: Int64) -> Int64:
-        """How many negatives there are to draw for each event, int64[E]."""
+        """Number of nodes from which the negatives of each event are drawn: int64[E]."""
         out = np.zeros(len(dst_E), np.int64)
         for pool, rows in self._each(dst_E):
             out[rows] = pool.num_others(dst_E[rows], known_E[rows])
         return out
 
     def has_others(self, dst_E: Int64, known_E: Int64) -> Bools:
-        """Whether there is a negative to draw for each event, bool[E]."""
+        """Whether there is at least one negative for each event: bool[E]."""
         return self.num_others(dst_E, known_E) > 0
 
     def draw(self, event_E: Int64, dst_E: Int64, known_E: Int64, count: int, seed: int) -> Int64:

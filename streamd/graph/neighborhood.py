@@ -1,5 +1,5 @@
-"""A model's input for embedding some nodes: sampled neighbors with times and features, the nodes
-renumbered from 0."""
+"""The input of a model's graph layers: sampled neighbors with times and features, and the nodes in
+them, numbered from 0."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +17,11 @@ from streamd.graph.temporal import TemporalGraph
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingPlan:
-    """A model's sampling: one draw per hop, or one for each of several edge sets and directions.
+    """The draws of a model's neighborhoods.
 
-    window_us: 0 for hops, the roots of each being the roots and neighbors of the one before. Above
-    0, every hop has the same roots and draws from a time window of this width in microseconds, the
-    first hop from the newest window (DySAT).
+    hops: draws of each hop. window_us: 0 if the roots of a hop are the roots and neighbors of the
+    hop before. Above 0, all hops have the same roots, and each draws from a time window of this
+    width in microseconds, the first hop from the newest window (DySAT).
     """
 
     hops: tuple[HopDraws, ...]
@@ -30,9 +30,12 @@ class SamplingPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hop:
-    """U roots and their K neighbors. root_U, neighbor_UK: int64 indices into the nodes of the
-    neighborhood. eid_UK: int64 event ids. mask_UK: bool. ago_UK: int64 microseconds from the
-    neighbor's event to the query. edge_UKD: float32 edge features."""
+    """U roots and their K sampled neighbors.
+
+    root_U, neighbor_UK: int64 indices in `Neighborhood.node_M`. eid_UK: int64 event ids. mask_UK:
+    bool, False for padding. ago_UK: int64 microseconds from the neighbor's event to the query.
+    edge_UKD: float32 edge features.
+    """
 
     root_U: Int64
     neighbor_UK: Int64
@@ -42,7 +45,8 @@ class Hop:
     edge_UKD: Float32
 
     def rows(self, kept: Int64 | Bools, renumber: Int64) -> "Hop":
-        """The hop of some of its roots. renumber: int64, the new index of each node."""
+        """The hop of some of its roots. kept: their indices or a mask. renumber: int64[M], the new
+        index of each node."""
         return Hop(
             root_U=renumber[self.root_U[kept]],
             neighbor_UK=renumber[self.neighbor_UK[kept]],
@@ -55,14 +59,12 @@ class Hop:
 
 @dataclass(frozen=True)
 class Neighborhood:
-    """The hops around some roots, and the M distinct nodes in them. No value is standardised or
-    scaled.
+    """The hops around some roots, and the M distinct nodes in them. All values are raw.
 
     node_M: int64 node ids, -1 for a node without events. node_MD: float32 features. age_M: float32,
-    log(1 + number of events since a node's newest row of features), -1 without a row. The first
-    hop's roots are those of the query; the next hop's are the distinct nodes among the first hop's
-    roots and neighbors. windows: True if the hops are time windows instead, all with the same
-    roots.
+    log(1 + number of events since a node's newest row of features), -1 without a row. hops: the
+    first has the roots of the query; the roots of the next are the distinct roots and neighbors of
+    the hop before. windows: True if the hops are time windows instead, all with the same roots.
     """
 
     node_M: Int64
@@ -71,15 +73,15 @@ class Neighborhood:
     hops: tuple[Hop, ...]
     windows: bool = False
 
-    def subset(self, places: Int64) -> "Neighborhood":
-        """The neighborhood of some of the roots. places: int64 indices into the first hop's
+    def subset(self, roots: Int64) -> "Neighborhood":
+        """The neighborhood of some of the roots. roots: int64 indices into the first hop's
         roots."""
-        # In each hop keep the roots that the kept part of the hops before reaches; in windows the
-        # same roots.
+        # In each hop keep the roots that are in the kept part of the hop before; in time windows
+        # keep the same roots.
         kept: list[Int64 | Bools] = []
         used = np.zeros(len(self.node_M), np.bool_)
         for number, hop in enumerate(self.hops):
-            kept.append(places if number == 0 or self.windows else used[hop.root_U])
+            kept.append(roots if number == 0 or self.windows else used[hop.root_U])
             used[hop.root_U[kept[-1]]] = True
             used[hop.neighbor_UK[kept[-1]]] = True
 
@@ -100,13 +102,12 @@ def sample_neighborhood(
     query_us: int,
     plan: SamplingPlan,
 ) -> Neighborhood:
-    """Sample the neighborhoods of distinct roots in the events before `before_event`, at query
-    time `query_us` (microseconds). Raises: OffloadedError."""
+    """Sample the neighborhoods of distinct roots, int64[U] node ids, in the events before
+    `before_event`, at query time `query_us` (microseconds). Raises: OffloadedError."""
     next_roots: NextRoots[Any] = distinct_nodes
     since = 0
 
-    # Time windows become ranges of event ids, the newest first; it includes the events at the
-    # query's own time.
+    # Convert time windows to ranges of event ids; the newest includes events at the query time.
     if plan.window_us:
         back = query_us + 1 - plan.window_us * np.arange(len(plan.hops) + 1)
         starts = np.minimum(edges_before(columns, back), before_event).tolist()
@@ -114,7 +115,7 @@ def sample_neighborhood(
         next_roots = earlier_windows(starts)
     found = graph.sample_neighborhood(Roots(roots_U, since, before_event), plan.hops, next_roots)
 
-    # Times and features come from the mapped log.
+    # Read times and features from the mapped log.
     hops = []
     for hop in found.hops:
         time_UK = edge_times(columns, hop.eid_UK, hop.mask_UK)

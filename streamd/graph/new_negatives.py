@@ -1,7 +1,8 @@
-"""Negatives for an event with a destination that was new at its time: other nodes that were new.
+"""Negatives for an event with a new destination: other nodes that were new then.
 
-Each has a row of features, as the true destination does, and was never a destination before the
-event. So a model learns to distinguish new destinations from each other, not from known ones.
+A node is new if it was never a destination before the event. The negatives have a row of features,
+as the true destination does. So a model learns to distinguish new destinations from one another,
+not from known ones.
 """
 
 import numpy as np
@@ -26,15 +27,15 @@ def draw_new(
     row of features that were no destination before the event, nor are deleted, uniformly with
     replacement, by the hash of `Pool.draw`.
 
-    They are drawn from the nodes that were new at the first of the events; one that was a
-    destination before its event is replaced by the true destination, and so does not count.
+    They are drawn from the nodes that were new at the first of the events. A node that was a
+    destination by the time of its event is replaced by the true destination, and so does not count.
 
     positions: of the rows before the events. deleted: int64, ids of deleted nodes. event_E: int64
-    event ids, ascending. dst_E: int64 true destinations, all new. known_E: as of
+    event ids, ascending. dst_E: int64 true destinations, all new. known_E: from
     `Pools.known_before`.
 
-    Returns: int64[E, 10]; and bool[E], whether the event can be learned: its destination has a row,
-    and at least one negative counts.
+    Returns: the negatives, int64[E, 10]; and bool[E], whether the model can be trained on the
+    event: its destination has a row, and at least one negative counts.
     """
     out = np.repeat(dst_E[:, None], NUM_LEARNED, 1)
     is_learned = positions.has_row(dst_E)
@@ -50,7 +51,7 @@ def draw_new(
         if not len(nodes):
             continue
 
-        # One that had its first event since is none.
+        # Replace nodes that became a destination since.
         drawn = nodes[hashes(event_E[rows], NUM_LEARNED, NEW_SEED) % np.uint64(len(nodes))]
         known = np.repeat(known_E[rows], NUM_LEARNED)
         held = pools.holds(drawn.ravel(), known).reshape(drawn.shape)

@@ -32,8 +32,8 @@ class FeatureRows(Protocol):
         ...
 
     def of(self, node_N: Int64) -> Float32:
-        """Features of nodes, float32[N, dim]; zeros for a node without any, except for the one-hot
-        of its node set."""
+        """Features of nodes: float32[N, dim]. A node without features has zeros, and the one-hot of
+        its node set if there are several."""
         ...
 
 
@@ -76,7 +76,7 @@ class NodeFeatures:
         if not len(node_U):
             return
         if node_U.max() >= len(self._values):
-            # Rows double, so that growing costs little per update.
+            # At least double the size, so that growing takes little time per update.
             grown = np.zeros(
                 (max(int(node_U.max()) + 1, 2 * len(self._values)), self.dim), np.float32
             )
@@ -86,8 +86,8 @@ class NodeFeatures:
 
     @contextmanager
     def supposing(self, node: int, values_D: Float32, event: int) -> Iterator[None]:
-        """Have a further row of a node within a block, as after `take`, and nothing of it
-        afterwards. All nodes have rows in this process."""
+        """Add a row of a node inside the block, and remove it at its end. This process must have
+        the rows of all nodes."""
         assert self._owned is None
         with self._positions.keeping(node):
             before = self._values[node : node + 1].copy()
@@ -95,7 +95,7 @@ class NodeFeatures:
                 self.take(np.array([node]), values_D[None], np.array([event]))
                 yield
             finally:
-                # A node beyond the rows had none.
+                # The node had no row.
                 self._values[node : node + 1] = before if len(before) else 0
 
     def of(self, node_N: Int64) -> Float32:
@@ -106,7 +106,7 @@ class NodeFeatures:
         inside = (row_N >= 0) & (row_N < len(self._values))
         out[inside] = self._values[row_N[inside]]
         if self._num_sets > 1:
-            # A node without events has no known set.
+            # The node set of a node without events is unknown.
             known = np.flatnonzero(node_N >= 0)
             out[known, self._node_sets_of(node_N[known])] = 1.0
         return out

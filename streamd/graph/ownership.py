@@ -1,5 +1,5 @@
-"""The partition of nodes among ranks by hash (GNNFlow section 4.4): a node's rank has its
-adjacency, memory and features."""
+"""The partition of nodes among ranks by hash (GNNFlow section 4.4): the rank that owns a node has
+its adjacency, memory and features."""
 
 import threading
 
@@ -11,19 +11,17 @@ from streamd.graph.hashing import mix
 
 
 def owner_of(node_N: Int64, num_ranks: int) -> Int64:
-    """The rank of each node, int64[N]: a hash of its id, which spreads busy nodes.
-
-    A negative id, of an unknown node, is given a rank too.
-    """
+    """The rank that owns each node, int64[N], by a hash of its id, which spreads busy nodes. A
+    negative id, of an unknown node, has a rank too."""
     owner_N: Int64 = (mix(node_N.astype(np.uint64)) % np.uint64(num_ranks)).astype(np.int64)
     return owner_N
 
 
 class OwnedNodes:
-    """The nodes that one rank owns, numbered by slots 0, 1, ... in order of their ids, so that a
-    rank's arrays over nodes have rows for its own nodes only.
+    """The nodes that one rank owns, with slots 0, 1, ... in order of their ids. Arrays over slots
+    have rows for the rank's own nodes only. Thread-safe.
 
-    The map itself takes 4 bytes for each node of the graph. Safe to use from several threads.
+    The map itself takes 4 bytes for each node of the graph.
     """
 
     def __init__(self, rank: int, num_ranks: int) -> None:
@@ -82,12 +80,12 @@ class OwnedNodes:
         with self._lock:
             known = len(self._slot_N)
             if num_nodes > known:
-                # At least double the size, so that growing costs little per node.
+                # At least double the size, so that growing takes little time per node.
                 added = np.arange(known, max(num_nodes, 2 * known))
                 own = np.flatnonzero(self.is_own(added))
                 slots = np.full(len(added), -1, np.int32)
                 slots[own] = len(self._node_S) + np.arange(len(own))
-                # Ids first: another thread that finds a slot must find its id.
+                # Publish ids before slots: another thread that finds a slot must find its id.
                 self._node_S = np.concatenate([self._node_S, added[own]])
                 self._slot_N = np.concatenate([self._slot_N, slots])
             return self._slot_N

@@ -6,8 +6,8 @@ from streamd.events import Bools, Float32, Int64
 
 
 def is_candidate(candidate_EC: Int64) -> Bools:
-    """Whether each column is a candidate of its event, bool[E, C]: all but the later columns that
-    repeat the true destination, as padding of an event with fewer negatives than columns.
+    """Whether each column is a candidate of its event: bool[E, C]. An event with fewer negatives
+    than columns has the true destination again in the remaining columns, which are no candidates.
 
     candidate_EC: int64 nodes, or their indices, the true destination first.
     """
@@ -17,7 +17,7 @@ def is_candidate(candidate_EC: Int64) -> Bools:
 
 
 def among_candidates(score_EC: Float32, is_candidate_EC: Bools) -> Float32:
-    """The scores, with -inf in columns that are no candidate, which `ranks` ignores."""
+    """The scores with -inf in columns that are no candidate, so that `ranks` ignores them."""
     if is_candidate_EC.all():
         return score_EC
     return np.where(is_candidate_EC, score_EC, np.float32(-np.inf))

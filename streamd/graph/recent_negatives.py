@@ -1,9 +1,8 @@
 """Recent negatives: a share of the negatives for training are destinations of the newest events.
 
-A destination's probability is its frequency among these events, so popular ones are drawn more
-often. By itself this would teach the model that popular destinations are wrong. So the loss
-subtracts the log of a candidate's draw frequency from its logit (sampled softmax: Jean et al. 2015,
-section 3.2).
+They are drawn by their frequency among these events. By itself this would teach the model that
+popular destinations are wrong, so the loss subtracts the log of a candidate's draw frequency from
+its logit (sampled softmax: Jean et al. 2015, section 3.2).
 """
 
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from streamd.events import Bools, Float32, Int64
 from streamd.graph.negatives import LEARNED_SEED, NUM_LEARNED, Pools, hashes
 
 RECENT_EVENTS = 10_000
-"""Number of newest events to draw destinations from: enough to estimate popularity, few enough to
-read and count for every window."""
+"""Number of newest events from which destinations are drawn: enough to estimate popularity, few
+enough to read them for every window."""
 RECENT_SEED = 2
 """Differs from the seed of uniform negatives: equal hashes would correlate the two draws."""
 MILLION = 1_000_000
@@ -28,10 +27,10 @@ NUMBER_SEED = 3
 
 @dataclass(frozen=True, slots=True)
 class RecentDestinations:
-    """Destinations of the newest events up to a window's end, all of them in the window's pools.
+    """Destinations of the newest events up to a window's end; the window's pools have all of them.
 
-    dst_R: int64[R] node ids, one for each event. share: fraction of an event's NUM_LEARNED
-    negatives that is drawn from them, 0 to 1.
+    dst_R: int64[R] node ids, one for each event. share: of an event's NUM_LEARNED negatives that
+    are drawn from these, 0 to 1.
     """
 
     dst_R: Int64
@@ -39,8 +38,8 @@ class RecentDestinations:
 
     @classmethod
     def until(cls, log: LogReader, end_edge: int, share: float) -> "RecentDestinations":
-        """The destinations of the RECENT_EVENTS events before `end_edge`, without deleted ones.
-        share: as above."""
+        """Read the destinations of the RECENT_EVENTS events before `end_edge`, without deleted
+        ones. share: as in the class."""
         # Uniform negatives need no events.
         if not share:
             return cls(np.zeros(0, np.int64), 0.0)
@@ -49,12 +48,12 @@ class RecentDestinations:
         return cls(dst_R[~log.deletions.hides(first, src_R, dst_R)], share)
 
     def num_drawn(self, event_E: Int64) -> Int64:
-        """How many of the NUM_LEARNED negatives of each event are recent ones: int64[E].
+        """Number of recent ones among the NUM_LEARNED negatives of each event: int64[E].
 
-        share * NUM_LEARNED if that is an integer. Else the integer below or above, chosen by a hash
-        of the event, so that the share is exact on average. event_E: int64 event ids.
+        It is share * NUM_LEARNED, rounded up or down by a hash of the event, so that the share is
+        exact on average. event_E: int64 event ids.
         """
-        # Integers of millionths, since products of floats are rounded.
+        # Compute with integers of millionths, since products of floats are rounded.
         in_millionths = round(self.share * NUM_LEARNED * MILLION)
         whole, rest = divmod(in_millionths, MILLION)
         drawn = hashes(event_E, 1, NUMBER_SEED)[:, 0] % np.uint64(MILLION)
@@ -93,7 +92,7 @@ def draw_for_learning(
         if not len(rows) or not len(dst_R):
             continue
 
-        # A recent one that is the true destination stays uniform.
+        # Keep the uniform negative if the recent one is the true destination.
         num_drawn_E = recent.num_drawn(event_E[rows])
         is_recent_EC: Bools = np.arange(NUM_LEARNED) < num_drawn_E[:, None]
         h = hashes(event_E[rows], NUM_LEARNED, RECENT_SEED)
@@ -120,7 +119,7 @@ def log_draw_frequency(
     at = np.minimum(np.searchsorted(node_N, candidate_EC), len(node_N) - 1)
     recent_EC = np.where(node_N[at] == candidate_EC, count_N[at], 0) / len(dst_R)
 
-    # If the true destination is drawn, a uniform negative replaces it.
+    # A recent draw of the true destination is replaced by a uniform one.
     draws_EC = recent_EC * num_others_E[:, None]
     draws_EC[:, 1:] += recent_EC[:, :1]
     share_E1 = num_drawn_E[:, None] / NUM_LEARNED

@@ -1,5 +1,5 @@
-"""The restart point of a role: its stored facts, and the hold (`streamd.eventlog.upkeep.holds`)
-that keeps the log from their next event on."""
+"""The restart point of a role: its stored facts, and its retention lease (a `Hold` of
+`streamd.eventlog.upkeep.holds`), which keeps the log from their next event on."""
 
 import time
 from collections.abc import Callable
@@ -18,19 +18,18 @@ from streamd.eventlog.upkeep.holds import (
     write_hold,
 )
 from streamd.graph.facts.set_facts import SetFacts
-from streamd.graph.live import LiveGraph, save_facts, take_stored
+from streamd.graph.live import LiveGraph, load_stored_facts, save_facts
 from streamd.roles import FACTS, folder_of, take_over
 
 
 class RestartPoint:
-    """Stores facts and moves the hold, in this order:
+    """Stores facts and moves the retention lease, in this order:
 
     1. `store` writes facts durably.
-    2. `hold` lets the log drop the events before these facts.
+    2. `hold` moves the lease, so that the log may drop the events before these facts.
 
-    In another order a kill between the two would leave older facts, and a log without the events
-    after them. So `hold` never passes the facts stored last, whatever its arguments. Owner: the
-    role.
+    In the other order, a kill between the two would leave older facts, and a log without the events
+    after them. So `hold` never moves the lease past the facts stored last. Owner: the role.
     """
 
     def __init__(self, data_dir: Path, name: str, live: LiveGraph) -> None:
@@ -46,22 +45,22 @@ class RestartPoint:
         self._facts_edge = live.edge
         found = read_hold(data_dir, name)
         self.facts_seq = None if found is None else found.purged_until_seq
-        """Commit up to which the stored facts applied deletes; None if unknown."""
-        # Differs from every hold, so that the first one is written.
+        """Commit up to which the stored facts have applied deletes; None if unknown."""
+        # Differs from every lease, so that the first one is written.
         self.written = Hold(-1, -1)
-        """The hold that was written last."""
+        """The lease that was written last."""
 
     def resume(self, until_event: int) -> None:
         """Load the newest stored facts at or before an event, if there are any."""
         self._facts_edge = self._live.restore_facts(self._folder, until_event)
 
     def compaction_request(self) -> int | None:
-        """Return the event id of the request to compact the log before it, or None."""
+        """The event id of the request to compact the log before it; None without a request."""
         return asked_to_compact(self._data_dir)
 
     def is_due(self, edge: int) -> bool:
-        """Whether facts at event `edge` should be stored: since the last store they have passed the
-        end of a sealed segment, or compaction waits for them."""
+        """Whether facts at event `edge` should be stored: they have passed the end of a sealed
+        segment since the last store, or a compaction waits for them."""
         request = self.compaction_request()
         log = self._live.log
         if self._facts_edge < max(log.sealed_until(edge), min(request or 0, edge)):
@@ -74,7 +73,7 @@ class RestartPoint:
         return is_behind and self._has_taken_deletes(self._live.facts)
 
     def _has_taken_deletes(self, facts: SetFacts) -> bool:
-        """Whether facts have applied all deletes before their next event."""
+        """Whether facts have applied all of the log's deletes before their next event."""
         return facts.num_forgotten == len(self._live.log.deletions.of_nodes.until(facts.edge).node)
 
     def store(self, facts: SetFacts) -> None:
@@ -88,14 +87,14 @@ class RestartPoint:
         self._facts_edge, self.facts_seq = facts.edge, seq
 
     def prepare_store(self, edge: int) -> Callable[[], None]:
-        """Return a function that stores the facts at event `edge`, as `store` does; another thread
-        may call it.
+        """Return a function that stores the facts at event `edge`, as `store`; another thread may
+        call it.
 
         It computes them from the facts stored last and the log, as a restart does: the live facts
-        advance meanwhile, and copying them would take long. Only this call uses the reader; the
-        function does not.
+        advance meanwhile, and a copy of them would take long. This method uses the log's reader;
+        the function does not.
         """
-        # Views of the mapped segments, which stay readable while the reader advances.
+        # Views of the mapped segments stay readable while the reader advances.
         log = self._live.log
         begin, first_edge, deletes = self._facts_edge, log.first_edge, log.deletions.of_nodes
         seq = log.state.seq
@@ -109,10 +108,10 @@ class RestartPoint:
         nothing = np.zeros(0, np.int64)
 
         def store() -> None:
-            take_stored(facts, self._folder, begin)
+            load_stored_facts(facts, self._folder, begin)
             if facts.edge != begin:
-                # The facts stored last are gone: the next try starts at older ones, or at the log's
-                # first event.
+                # The facts stored last cannot be read: the next try starts at older facts, or at
+                # the log's first event.
                 self._facts_edge, self.facts_seq = facts.edge, 0
                 return
             for src_E, dst_E, time_E, set_E in parts:
@@ -126,8 +125,8 @@ class RestartPoint:
     def hold(
         self, edge: int, purged_before_event: int, purged_until_seq: int | None = None
     ) -> None:
-        """Write the hold: a restart needs the log from event `edge` on, and from the stored facts'
-        next event on.
+        """Write the lease: a restart needs the log from event `edge` on, and from the next event of
+        the stored facts on.
 
         purged_before_event, purged_until_seq: as in `Hold`, for the role's files other than facts.
         """
@@ -136,7 +135,7 @@ class RestartPoint:
             seq = min(seq, purged_until_seq)
         hold = Hold(min(self._facts_edge, edge), purged_before_event, seq)
 
-        # If only the purged_ fields differ, write the hold only while compaction waits for it.
+        # If only the purged_ fields differ, write the lease only while a compaction waits for it.
         if hold.edge != self.written.edge or (
             hold != self.written and self.compaction_request() is not None
         ):
@@ -147,6 +146,6 @@ class RestartPoint:
             try:
                 renew_hold(self._data_dir, self._name)
             except FileNotFoundError:
-                # The folder of the running role was removed.
+                # The folder of the role was removed while it runs.
                 write_hold(self._data_dir, self._name, hold)
             self._renewed = time.monotonic()

@@ -9,14 +9,14 @@ from streamd.events import Float32, Int64
 from streamd.graph.hashing import mix
 
 MAX_SAMPLE = 65_536
-"""The most nodes of `RowPositions.sample`: each chunk looks all of them up."""
+"""Maximum number of nodes in `RowPositions.sample`, since each chunk looks up all of them."""
 
 
 class RowPositions:
-    """The number of events before each node's newest row of features. Owner: `NodeFeatures`; with
-    several ranks, each has the positions of all nodes.
+    """The position of each node's newest row of features: the number of events before it. Owner:
+    `NodeFeatures`; with several ranks, each has the positions of all nodes.
 
-    A position is kept instead of a time: the log may have dropped the events around it.
+    Times would have to be read from events around the row, which the log may have dropped.
     """
 
     def __init__(self) -> None:
@@ -34,10 +34,11 @@ class RowPositions:
         if not len(node_U):
             return
         if node_U.max() >= len(self._event_N):
-            # Positions double, so that growing costs little per row.
+            # At least double the size, so that growing takes little time per row.
             grown = np.full(max(int(node_U.max()) + 1, 2 * len(self._event_N)), -1, np.int64)
             grown[: len(self._event_N)] = self._event_N
             self._event_N = grown
+        # The sample depends on the nodes that have a row, not on the positions.
         new = np.unique(node_U[self._event_N[node_U] < 0])
         self._event_N[node_U] = event_U
         if len(new):
@@ -46,7 +47,7 @@ class RowPositions:
 
     @contextmanager
     def keeping(self, node: int) -> Iterator[None]:
-        """Undo, after a block, the rows that a node got within it."""
+        """Undo the rows that a node gets inside the block."""
         before = self._events_of(np.array([node])), self._num_rows, self._sample
         try:
             yield
@@ -68,10 +69,12 @@ class RowPositions:
         return self._events_of(node_N) >= 0
 
     def sample(self) -> Int64:
-        """The nodes with a row, int64, ascending. If they are more than MAX_SAMPLE: half of them, a
-        quarter and so on, by the hash of their ids. So the sample is a function of the rows."""
+        """The nodes with a row, or a sample of them: int64, ascending. If there are more than
+        MAX_SAMPLE, a half of them, a quarter and so on, by a hash of their ids, so that the sample
+        depends on the rows alone."""
         if self._sample is None:
             nodes = np.flatnonzero(self._event_N >= 0)
+            # Each halving of the sample tests one more bit of the hashes.
             halvings = max(0, (self._num_rows - 1) // MAX_SAMPLE).bit_length()
             kept = mix(nodes.astype(np.uint64)) & np.uint64((1 << halvings) - 1) == 0
             self._sample = nodes[kept]

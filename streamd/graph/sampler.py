@@ -1,4 +1,4 @@
-"""Temporal sampling over several hops: each root's neighbors strictly before its time."""
+"""The public sampler: neighbors over several hops, strictly before the time of each root."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +15,13 @@ from streamd.graph.blocks.hops import NextRoots, Roots, SampledHop, sample_hops
 
 Strategy = Literal["recent", "uniform", "window", "static"]
 SPLIT_ROOTS = 4096
-"""Least number of roots for each thread."""
+"""Minimum number of roots per thread."""
 
 
 @dataclass(frozen=True)
 class Compact:
-    """A layer in the form of message passing: E sampled events between the M distinct (node, time)
-    pairs among roots and neighbors.
+    """A layer in the form of message passing: E sampled events between M distinct (node, time)
+    pairs of roots and neighbors.
 
     node: int64[M] node ids. time: int64[M] microseconds, the query time of each. root: int64[R],
     indices of the roots in `node`. edge_index: int64[2, E] indices into `node`, from neighbor to
@@ -53,8 +53,8 @@ class Layer:
     mask: Bools
 
     def compact(self, prop_time: bool = False) -> Compact:
-        """Distinct (node, time) pairs and the sampled events between them. prop_time: a neighbor's
-        time is that of its event, else that of its root."""
+        """Make the distinct (node, time) pairs and the events between them. prop_time: whether a
+        neighbor has the time of its event, not of its root."""
 
         # A node at two times counts as two nodes.
         row = np.nonzero(self.mask)[0]
@@ -79,12 +79,12 @@ class Threads:
     def sample(
         self, root_R: Int64, since: int | Int64, before: int | Int64, draws: HopDraws
     ) -> Neighbors[Int64]:
-        # The calling thread samples for few roots itself.
+        # For few roots, sample in the calling thread.
         num_parts = min(self._threads, len(root_R) // SPLIT_ROOTS)
         if num_parts <= 1:
             return self._sampler.sample(root_R, since, before, draws)
 
-        # Split the roots in order, so that results are only concatenated.
+        # Split the roots in order, so that the results need only be concatenated.
         bounds = np.linspace(0, len(root_R), num_parts + 1).astype(int).tolist()
 
         def part(a: int, b: int) -> Neighbors[Int64]:
@@ -161,8 +161,7 @@ class TemporalSampler:
         self.width_us = width_us
         self._sampler = Threads(graph, threads) if threads > 1 else graph
 
-        # Each hop has its own seed: with one seed, a node that is a root in two hops would get the
-        # same draws in both.
+        # Each hop has another seed, so that a root of two hops has different draws in both.
         self._draws = [
             Draw(
                 direction=direction,
@@ -221,7 +220,7 @@ class TemporalSampler:
                 root_times.append(reached_times)
                 return reached
 
-        # One loop for all strategies; `roots_after` appends the times of each hop's roots.
+        # `roots_after` also appends the times of each hop's roots.
         hops = sample_hops(self._sampler, roots, self._draws, roots_after)
         return [self._layer(hop, when) for hop, when in zip(hops, root_times, strict=True)]
 
@@ -238,12 +237,12 @@ class TemporalSampler:
 
         Returns: int64[R, steps + 1] node ids, the roots first, -1 after the end of a walk.
         """
-        # One neighbor per step, each step with its own seed.
+        # Each step draws one neighbor, with another seed.
         draw = replace(self._draws[0], fanout=1)
         draws = [replace(draw, seed=draw.seed + step) for step in range(steps)]
 
         def step_back(_: int, hop: SampledHop[Int64]) -> Roots[Int64]:
-            # A walk that has ended continues at node -1, which has no neighbors.
+            # A walk that has ended goes to node -1, which has no neighbors.
             found = hop.found
             reached = np.where(found.mask, found.neighbor, -1)[:, 0]
             when = edge_times(self.columns, found.event, found.mask)[:, 0]

@@ -1,4 +1,4 @@
-"""The interface of a graph for the roles, on the host or on a device."""
+"""The interface of a graph as the roles use it, on the host or on a device."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
@@ -33,7 +33,7 @@ class TemporalGraph(NeighborSampler[Int64], Protocol):
         ...
 
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
-        """Delete events, given with their endpoints; ids that the graph does not have are
+        """Delete events, given by their endpoints and ids, int64[E] each; unknown ids are
         ignored."""
         ...
 
@@ -46,7 +46,8 @@ class TemporalGraph(NeighborSampler[Int64], Protocol):
         ...
 
     def offload(self, before_event: int) -> None:
-        """Take events before an id out of memory; a query reads them back from the log."""
+        """Free the memory of events before an id; a query that needs them reads them back from the
+        log."""
         ...
 
     def sample_neighborhood(

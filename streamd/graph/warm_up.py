@@ -15,29 +15,29 @@ from streamd.graph.facts import pair_table
 from streamd.processes import PYTHON, SUPERVISED_BY
 
 KERNELS_SECONDS = 300.0
-"""Longest wait for another process that compiles kernels: 25 times the duration on idle cores, so a
+"""Maximum wait for another process that compiles kernels: 25 times the duration on idle cores, so a
 process that takes longer is most likely stopped."""
-FACTS_KERNELS = (facts_kernels.advance, facts_kernels.fill_many, pair_table.place_all)
-"""The kernels of the pair facts, about half of the time to compile all."""
+FACTS_KERNELS = (facts_kernels.advance, facts_kernels.fill_many, pair_table.insert_all_slots)
+"""The kernels of the pair facts, which take about half of the time to compile."""
 LOOK_SECONDS = 0.1
-"""Pause between two checks of the processes that compile, or of the lock."""
+"""Interval of the checks of the processes that compile, or of the lock."""
 
 
 def never() -> bool:
-    """For callers that never stop the warm-up."""
+    """The `should_stop` of a caller that never stops the warm-up."""
     return False
 
 
 def warm_up(should_stop: Callable[[], bool] = never) -> float:
-    """Compile the kernels of all imported modules, or load them from the cache, in one process of
-    this installation at a time:
+    """Compile the kernels of all imported modules, or load them from the cache. One process of this
+    installation does so at a time:
 
     1. Take the lock; other processes wait.
     2. Copy kernels that a container image ships into the cache.
-    3. Compile in two child processes if the cache lacks kernels.
-    4. Load all kernels, compiling those that are still missing.
-    5. Mark the cache as complete: a mark before 4 would outlive a kill, and silence the notice of
-    the next compilation.
+    3. If the cache lacks kernels, compile them in two child processes.
+    4. Load all kernels, and compile those that are still missing.
+    5. Mark the cache as complete. If step 4 came later and was killed, the next process would
+       compile without a notice.
 
     should_stop: called a few times a second while other processes compile, and before each kernel;
     True ends the work. Returns: its duration in seconds. Raises: LockedError if another process

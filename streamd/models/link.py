@@ -46,7 +46,7 @@ learns faster."""
 WEIGHT_DECAY = 0.01
 """Of the graph's part, so that the residual stays small unless it lowers the loss."""
 
-ASKED_ALONE = 1 << 16
+LARGE_TENSOR = 1 << 16
 """Elements of a tensor above which `is_finite` checks it by itself instead of copying it together
 with others."""
 
@@ -170,7 +170,7 @@ class LinkModel(nn.Module):
         together: dict[object, list[Tensor]] = {}
         for name, tensor in self.state_dict().items():
             if tensor.is_floating_point():
-                key = tensor.dtype if tensor.numel() < ASKED_ALONE else name
+                key = tensor.dtype if tensor.numel() < LARGE_TENSOR else name
                 together.setdefault(key, []).append(tensor.flatten())
         return all(
             bool((torch.cat(part) if len(part) > 1 else part[0]).isfinite().all())

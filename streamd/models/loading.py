@@ -37,11 +37,11 @@ def load_inference(
 
     # torch is imported only for a version that needs it. A version that must be widened needs it
     # too; its successor is already wide.
-    from streamd.gpu import fix_torch
+    from streamd.gpu import make_torch_deterministic
     from streamd.models.inference.torch_model import TorchModel
 
     # More threads gain nothing with matrices this small.
-    fix_torch(1)
+    make_torch_deterministic(1)
     model, memory = load_model(version, schema, device, memories)
     return TorchModel(model), memory
 

@@ -10,7 +10,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from streamd.models.inference.new_rates import NUM_COUNTS, asked_sets, is_new, kept_share, logits_of
+from streamd.models.inference.new_rates import (
+    NUM_COUNTS,
+    asked_sets,
+    is_new,
+    logits_of,
+    remaining_share,
+)
 from streamd.models.schema_inputs import SchemaInput
 from streamd.ranks import ALONE, Ranks
 
@@ -49,7 +55,7 @@ class NewDestinations(nn.Module):
         all_N3S = torch.tensor(ranks.total(own), dtype=torch.float64)
         counts = self.counts.cpu()
         for of_chunk in all_N3S.view(len(of_chunks), *counts.shape):
-            counts = counts * kept_share(of_chunk[0]) + of_chunk
+            counts = counts * remaining_share(of_chunk[0]) + of_chunk
         self.counts.copy_(counts)
         self._derive()
 

@@ -131,7 +131,7 @@ class NodePools:
 
     def nodes_of(self, edge_set: int) -> NDArray[Any]:
         """The destinations in an edge set's node set: int32 or int64; new ones are appended."""
-        return self._live.facts.destinations_in(self._node_set(edge_set)).sighted
+        return self._live.facts.destinations_in(self._node_set(edge_set)).destination_order
 
     def allows(self, nodes: Int64, filter: NodeFilter, edge_set: int) -> Bools:
         """Which nodes an answer may have: bool[N]. nodes: ids, or UNKNOWN."""

@@ -13,7 +13,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.facts.columns import FACT_NAMES
 from streamd.graph.facts.set_facts import SetFacts
-from streamd.graph.live import take_stored
+from streamd.graph.live import load_stored_facts
 from streamd.roles import FACTS, folder_of, names_in
 from streamd.settings.loading import ModelSettings
 from streamd.table.arrow_columns import TIME, array_over
@@ -157,7 +157,7 @@ class FactRows:
         stored = self._stored_facts()
         usable = sorted({(edge, name) for edge, name in stored if edge <= event}, reverse=True)
         for _, name in usable:
-            if take_stored(facts, folder_of(log.data_dir, name) / FACTS, event):
+            if load_stored_facts(facts, folder_of(log.data_dir, name) / FACTS, event):
                 return facts
         if log.first_edge > 0:
             raise FactsError(

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from streamd.eventlog.reader import LogReader
-from streamd.gpu import fix_torch
+from streamd.gpu import make_torch_deterministic
 from streamd.gpu.cache import FeatureCache
 from streamd.gpu.graph import DeviceGraph
 from streamd.graph import BlockGraph, Draw, neighborhood
@@ -70,7 +70,7 @@ def part(measure: Callable[[], list[Row]]) -> Callable[[], list[Row]]:
     def run() -> list[Row]:
         if not torch.cuda.is_available():
             return []
-        fix_torch(Settings().training.threads)
+        make_torch_deterministic(Settings().training.threads)
         return measure()
 
     return run

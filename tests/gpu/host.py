@@ -31,8 +31,8 @@ def launch(name, threads, args):
     if name.startswith("put_"):
         # On a GPU it is chance which of two rows for one place stays.
         _, place, _, count, width = args
-        places = np.ctypeslib.as_array((ctypes.c_int64 * (count // width)).from_address(place)).tolist()
-        assert len(set(places)) == len(places)
+        indices = np.ctypeslib.as_array((ctypes.c_int64 * (count // width)).from_address(place)).tolist()
+        assert len(set(indices)) == len(indices)
     wide = (ctypes.c_uint64 * len(args))(*(a & 2**64 - 1 for a in args))
     lib.launch(ctypes.cast(getattr(lib, name), ctypes.c_void_p), -(-threads // BLOCK), BLOCK, wide, len(args))
 

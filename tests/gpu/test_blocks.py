@@ -248,13 +248,13 @@ def test_a_graph_that_outgrows_its_budget_moves_to_the_host_and_says_so(device, 
 @pytest.mark.parametrize("budget", [100_000, 2_000_000, 5_000_000])
 def test_while_it_grows_too_a_graph_keeps_to_its_budget(budget, monkeypatch):
     graph = DeviceGraph(BlockGraph(), host.launch, host.Pages(), "cpu", "resident", budget)
-    plain, (src, dst, _), grown, peaks = BlockGraph(), stream(60_000, 300, 200), graph.grown, []
+    plain, (src, dst, _), new_rows, peaks = BlockGraph(), stream(60_000, 300, 200), graph.new_rows, []
 
     def noted(mirror, name, rows):
         peaks.append((name, graph.device_bytes + rows * 8 * (4 if name == "nodes" else 1)))
-        return grown(mirror, name, rows)
+        return new_rows(mirror, name, rows)
 
-    monkeypatch.setattr(graph, "grown", noted)
+    monkeypatch.setattr(graph, "new_rows", noted)
     for at in range(0, 60_000, 1000):
         for g in (graph, plain):
             g.insert(src[at:at + 1000], dst[at:at + 1000])
@@ -277,14 +277,14 @@ def test_no_array_grows_beyond_what_the_host_may_hold(monkeypatch):
 
 def test_out_of_memory_moves_the_entries_and_where_nothing_else_helps_says_what_to_do(monkeypatch):
     graph = DeviceGraph(BlockGraph(), host.launch, host.Pages(), "cpu")
-    grown, full = graph.grown, {"entries"}
+    new_rows, full = graph.new_rows, {"entries"}
 
     def short(mirror, name, size):
         if name in full:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        return grown(mirror, name, size)
+        return new_rows(mirror, name, size)
 
-    monkeypatch.setattr(graph, "grown", short)
+    monkeypatch.setattr(graph, "new_rows", short)
     src, dst, _ = stream(3000)
     graph.insert(src, dst)
     assert graph.placement == "hybrid" and recent(graph, np.array([3]), 3000, 5).mask.all()

@@ -60,7 +60,8 @@ def test_cuda_where_all_is_there_is_taken_and_said(monkeypatch, capsys):
 
 
 def test_roles_compute_the_same_bits_again_and_do_not_fill_what_they_are_about_to_write():
-    code = ("import torch; from streamd.gpu import fix_torch; fix_torch(1); print(torch.are_deterministic_algorithms_enabled(), "
+    code = ("import torch; from streamd.gpu import make_torch_deterministic; make_torch_deterministic(1)\n"
+            "print(torch.are_deterministic_algorithms_enabled(), "
             "torch.utils.deterministic.fill_uninitialized_memory, __import__('os').environ['CUBLAS_WORKSPACE_CONFIG'])")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True False :4096:8\n"
 

@@ -40,7 +40,7 @@ class ReferenceFacts:
         self.partners: dict[int, list[int]] = {}
         self.meetings: OrderedDict[tuple[int, int], dict[str, dict[int, object]]] = OrderedDict()
         self.num_met: dict[tuple[int, int], int] = {}
-        self.sighted: list[int] = []
+        self.destination_order: list[int] = []
         self.repeats: dict[int, float] = {}
         self.pairs_begun: dict[int, int] = {}
         self.gap: dict[int, int] = {}
@@ -231,8 +231,8 @@ class ReferenceFacts:
 
         pair["sent"][u] = t
         self.last_dst[v] = t
-        if v not in self.sighted:
-            self.sighted.append(v)
+        if v not in self.destination_order:
+            self.destination_order.append(v)
 
     def forget(self, gone: Collection[int]) -> None:
         """Delete nodes: their pairs, what is known of them, and their places among the last

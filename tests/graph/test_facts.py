@@ -72,7 +72,7 @@ def test_rows_of_some_events_are_those_of_all(seed=4):
 def test_there_is_room_for_every_node(node):
     facts = PairFacts(HALF_LIVES, 10)
     facts.advance(np.array([0]), np.array([node]), np.array([1]))
-    assert facts.is_known(np.array([node, node + 1])).tolist() == [True, False] and facts.sighted.tolist() == [node]
+    assert facts.is_known(np.array([node, node + 1])).tolist() == [True, False] and facts.destination_order.tolist() == [node]
 
 
 def test_asking_changes_nothing():
@@ -88,7 +88,7 @@ def test_asking_changes_nothing():
 def test_what_is_known_of_nodes():
     facts = PairFacts(HALF_LIVES, 10)
     facts.advance(np.array([0, 0, 2, 4]), np.array([1, 4, 4, 0]), np.array([1, 2, 3, 4]))
-    assert facts.destinations().tolist() == [0, 1, 4] and facts.sighted.tolist() == [1, 4, 0]
+    assert facts.destinations().tolist() == [0, 1, 4] and facts.destination_order.tolist() == [1, 4, 0]
     assert facts.ranks_of(np.array([4, 1, 0, 2, 99, -1])).tolist() == [1, 0, 2, -1, -1, -1]
     assert facts.partners(0).tolist() == [1, 4] and facts.partners(99).tolist() == []
     assert facts.is_known(np.array([-1, 0, 3, 4, 10**6])).tolist() == [False, True, False, True, False]
@@ -121,7 +121,7 @@ def test_a_deleted_node_is_forgotten_at_its_place_however_the_log_is_cut(max_pai
     for a, b in zip([0, *starts], [*starts, len(src)], strict=True):
         got.append(facts.advance_scoring(src[a:b], dst[a:b], time[a:b], np.arange(b - a), candidates[a:b], deletes))
     np.testing.assert_allclose(np.concatenate(got), want, atol=2e-4)
-    assert facts.num_pairs == len(reference.meetings) and facts.sighted.tolist() == reference.sighted
+    assert facts.num_pairs == len(reference.meetings) and facts.destination_order.tolist() == reference.destination_order
     assert not facts.is_known(np.array([3, 7, 11])).any() and not set(facts.destinations()) & {3, 7, 11}
 
 
@@ -221,7 +221,7 @@ def test_stored_facts_go_on_as_if_they_had_never_stopped(tmp_path):
     facts, at = PairFacts(HALF_LIVES, 25), 120
     dst[at - 2], highest = 15, Deletes(np.array([15]), np.array([at - 1]))
     facts.advance(src[:at], dst[:at], time[:at], highest)
-    assert 15 in facts.sighted
+    assert 15 in facts.destination_order
     save_facts(facts, tmp_path)
     stored, = tmp_path.iterdir()
     twin = PairFacts(HALF_LIVES, 25)
@@ -229,7 +229,7 @@ def test_stored_facts_go_on_as_if_they_had_never_stopped(tmp_path):
     for f in (facts, twin):
         f.advance(src[at:], dst[at:], time[at:], Deletes(np.array([15, 5]), np.array([at - 1, 130])))
     np.testing.assert_array_equal(facts.compute(src, time, candidates), twin.compute(src, time, candidates))
-    np.testing.assert_array_equal(facts.sighted, twin.sighted)
+    np.testing.assert_array_equal(facts.destination_order, twin.destination_order)
     assert not PairFacts((1, 2, 3, 4, 5), 25).restore(stored), "other half-lives, other facts"
     few = PairFacts(HALF_LIVES, 10)
     assert not few.restore(stored) and few.edge == 0, "more pairs than it keeps"

@@ -48,8 +48,8 @@ def test_negatives_are_the_protocols_over_the_destinations_known_before_each_eve
     facts, src, dst, time, before = random_window(rng)
     deleted = rng.choice(30, int(rng.integers(0, 4)), replace=False)
     pool = Pool.of(facts, dst[before:], time[before:], deleted)
-    sighted = [d for d in dict.fromkeys(dst.tolist()) if d not in deleted]
-    first = {d: int(time[np.flatnonzero(dst == d)[0]]) for d in sighted}
+    destination_order = [d for d in dict.fromkeys(dst.tolist()) if d not in deleted]
+    first = {d: int(time[np.flatnonzero(dst == d)[0]]) for d in destination_order}
     known_E = pool.known_before(time[before:])
     facts.advance(src[before:], dst[before:], time[before:])  # the facts move on while a window is recorded
     asked = np.flatnonzero((pool.num_others(dst[before:], known_E) > 0) & ~np.isin(dst[before:], deleted))
@@ -59,15 +59,15 @@ def test_negatives_are_the_protocols_over_the_destinations_known_before_each_eve
     candidates = np.concatenate([true[:, None], got], 1)
     for i, at in enumerate(asked.tolist()):
         now = int(time[before + at])
-        allowed = [d for d in sighted if first[d] < now]
+        allowed = [d for d in destination_order if first[d] < now]
         others = set(allowed) - {int(true[i])}
         assert got[i].tolist() == plain_negatives(allowed, int(event[i]), int(true[i]), 3, 100)
         assert sorted(got[i, is_candidate(candidates[i: i + 1])[0, 1:]].tolist()) == sorted(others), "each once"
-        assert learned[i].tolist() == plain_negatives(sighted, int(event[i]), int(true[i]), 1, 10)
+        assert learned[i].tolist() == plain_negatives(destination_order, int(event[i]), int(true[i]), 1, 10)
         assert bool(pool.holds(true[i: i + 1], known_E[asked][i: i + 1])[0]) == (true[i] in allowed)
     for at in set(range(len(time) - before)) - set(asked.tolist()):
         d, now = int(dst[before + at]), int(time[before + at])
-        assert d in deleted or not [x for x in sighted if first[x] < now and x != d], "all that can be asked is asked"
+        assert d in deleted or not [x for x in destination_order if first[x] < now and x != d], "all that can be asked is asked"
 
 
 def test_the_first_negative_is_any_of_few_others_equally_often():

@@ -51,14 +51,14 @@ def test_draws_are_those_of_a_plain_reference(tmp_path, share):
     recent = RecentDestinations.until(log, log.num_edges, share)
     number = round(10 * share)
     assert np.array_equal(recent.dst_R, dst) and (recent.num_drawn(np.arange(3000)) == number).all()
-    sighted = list(dict.fromkeys(dst.tolist()))
+    destination_order = list(dict.fromkeys(dst.tolist()))
     event = np.arange(200, 260)
     got, log_draws = draw_for_learning(pools, recent, event, dst[event])
     times = np.bincount(dst) / len(dst)
     hits = 0
     for i, e in enumerate(event.tolist()):
         true = int(dst[e])
-        others = [n for n in sighted if n != true]
+        others = [n for n in destination_order if n != true]
         assert got[i].tolist() == plain_draws(e, true, others, dst.tolist(), number)
         hits += sum(dst[hash_of(e, j, RECENT_SEED) % len(dst)] == true for j in range(number))
         want = [share * times[n] * len(others) + 1 - share + (j > 0) * share * times[true] for j, n in enumerate([true, *got[i].tolist()])]

@@ -8,7 +8,7 @@ import pytest
 from streamd.events import NodeDeletes
 from streamd.graph import NUM_FACTS, PairFacts
 from streamd.graph.facts.set_facts import SetFacts
-from streamd.graph.live import save_facts, take_stored
+from streamd.graph.live import load_stored_facts, save_facts
 from streamd.schema import EdgeSet, Schema
 from tests.builders import SETS, sets_stream
 
@@ -59,8 +59,8 @@ def test_however_the_log_is_cut_and_restored_the_facts_are_the_same(tmp_path):
     asked = np.arange(35), np.full(35, int(time[-1]) + 5), np.tile(np.arange(35), (35, 1)), np.arange(35) % 3
     np.testing.assert_array_equal(whole.compute(*asked), again.compute(*asked))
     for node_set in (0, 1):
-        want = whole.destinations_in(node_set).sighted.tolist()
-        assert again.destinations_in(node_set).sighted.tolist() == want and all((n >= 20) == node_set for n in want)
+        want = whole.destinations_in(node_set).destination_order.tolist()
+        assert again.destinations_in(node_set).destination_order.tolist() == want and all((n >= 20) == node_set for n in want)
 
 
 def test_deletes_from_before_a_restart_lie_before_all_that_comes_after_it(tmp_path):
@@ -147,7 +147,7 @@ def test_facts_that_a_kill_left_beside_newer_ones_go_with_the_next_store(tmp_pat
                 save_facts(facts, tmp_path)
             monkeypatch.undo()
             again = facts_of()
-            assert take_stored(again, tmp_path, 400) and again.edge == facts.edge
+            assert load_stored_facts(again, tmp_path, 400) and again.edge == facts.edge
             assert removed[0].stem.isdigit(), "what stands for the whole goes first"
             (tmp_path / "notes-1.safetensors").touch()
         else:

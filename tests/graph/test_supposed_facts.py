@@ -66,7 +66,7 @@ def test_facts_of_several_sets_are_undone_too():
 
     facts, other = made(), made()
     facts.destinations_in(0)
-    counts = [len(one.sighted) for one in facts._by_node_set]
+    counts = [len(one.destination_order) for one in facts._by_node_set]
     dst, sets = np.array([22, 25, 3, 22, 70]), np.array([0, 1, 2, 0, 1])
     events = np.full(5, 60), dst, np.full(5, 9 * HOUR), sets
     asked = np.array([60]), np.array([9 * HOUR + 1]), np.arange(20, 80)[None], np.array([1])
@@ -75,7 +75,7 @@ def test_facts_of_several_sets_are_undone_too():
     other.advance(*events)
     np.testing.assert_array_equal(found, other.compute(*asked))
     assert ranks[0] >= 0 > facts.destinations_in(1).ranks_of(np.array([70]))[0]
-    assert [len(one.sighted) for one in facts._by_node_set] == counts
+    assert [len(one.destination_order) for one in facts._by_node_set] == counts
     for one, want in zip((facts.all, *facts.per_set), (made().all, *made().per_set), strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(one.tensors().values(), want.tensors().values(), strict=True))
 

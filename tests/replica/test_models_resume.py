@@ -222,8 +222,8 @@ def test_a_trainer_begins_once_kafka_and_store_are_back(tmp_path):
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from streamd.gpu.device import fix_torch
-fix_torch(1)
+from streamd.gpu.device import make_torch_deterministic
+make_torch_deterministic(1)
 from tests.replica.test_models_resume import FileTopic, train
 path, store, topic, step, number = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4], int(sys.argv[5])
 left = [number]

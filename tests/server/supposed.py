@@ -70,7 +70,7 @@ def traces(world) -> dict[str, str]:
         found[f"facts {number}"] = (one.tensors(), one.num_forgotten, np.sort(f.slots))
         rows = {n: getattr(f, n)[: log.num_nodes + 99] for n in NODE_ARRAYS} | {n: getattr(f, n)[: one.num_pairs] for n in PAIR_ARRAYS}
         found[f"arrays {number}"] = rows | {n: getattr(f, n) for n in (*HASHED_ARRAYS, "totals", "size")}
-    found["destinations"] = [one.sighted for one in live.facts._by_node_set], live.facts._num_sorted
+    found["destinations"] = [one.destination_order for one in live.facts._by_node_set], live.facts._num_sorted
 
     # The graph by what is sampled of it, at all cuts.
     graph = live.graph

@@ -40,7 +40,7 @@ class Stream:
     def __init__(self, residue=None):
         self.facts, self.plain, self.gone, self.now = PairFacts(HALF_LIVES, 1000), Plain(), set(), 0
         self.residue = residue
-        self.pool = NodePool(lambda: self.facts.sighted, lambda nodes: np.array([self.allows(n) for n in nodes.tolist()], bool),
+        self.pool = NodePool(lambda: self.facts.destination_order, lambda nodes: np.array([self.allows(n) for n in nodes.tolist()], bool),
                              self.facts.popularity, LIMIT)
 
     def allows(self, node):

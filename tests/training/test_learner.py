@@ -8,7 +8,7 @@ import torch
 from streamd.errors import DeviceMemoryError
 from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
-from streamd.gpu.device import fix_torch
+from streamd.gpu.device import make_torch_deterministic
 from streamd.graph.ranking import ranks
 from streamd.models import link_loss
 from streamd.models.architectures import ARCHITECTURES
@@ -59,7 +59,7 @@ def test_learning_beats_standing_still(tmp_path, name):
 
 def test_two_runs_give_the_same_bits(tmp_path):
     s, log = world(tmp_path)
-    fix_torch(1)
+    make_torch_deterministic(1)
     a, scores_a, losses_a = run(s, log)
     b, scores_b, losses_b = run(s, log)
     assert losses_a == losses_b and np.array_equal(scores_a, scores_b)
@@ -338,7 +338,7 @@ def test_a_destination_never_seen_ranks_behind_those_that_are_asked_for_more_oft
             learner.score(chunk)
         learner.learn(window.first_edge)
     # The very last is no item, but who the odd last event went to.
-    newest = np.tile(recorder.live.facts.all.sighted[-4:-1], (300, 1))
+    newest = np.tile(recorder.live.facts.all.destination_order[-4:-1], (300, 1))
     candidates = np.concatenate([np.full((300, 1), nobody), newest], 1)
     facts = recorder.live.facts.all.compute(rng.integers(0, 20, 300), np.full(300, time[-1] + 1_000_000), candidates)
     with torch.no_grad():

@@ -11,7 +11,7 @@ from streamd.clock import SystemClock
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema, SetKey, empty_batch
-from streamd.gpu.device import fix_torch
+from streamd.gpu.device import make_torch_deterministic
 from streamd.registry import Registry
 from streamd.schema import EdgeSet, Feature, NodeSet
 from streamd.settings.loading import with_schema
@@ -69,7 +69,7 @@ def learn(trainer, limit=99):
 
 @pytest.mark.parametrize("name", ["tgn", "sage", "pair"])
 def test_what_is_learned_after_a_schema_change_goes_on_from_what_was_learned_before(tmp_path, name):
-    fix_torch(1)
+    make_torch_deterministic(1)
     left, right = log_of(tmp_path / "left"), log_of(tmp_path / "right")
     before = [learn(trainer_of(path, name)) for path in (left, right)]
     assert len(before[0]) == len(before[1]) > 2

@@ -20,7 +20,7 @@ from streamd.eventlog.upkeep.holds import read_holds
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, empty_batch
 from streamd.exchange.tables import Columns
-from streamd.gpu.device import fix_torch
+from streamd.gpu.device import make_torch_deterministic
 from streamd.graph.negatives import NUM_LEARNED, NUM_SCORED, Pool, Pools
 from streamd.models.architectures import ARCHITECTURES
 from streamd.models.standardize import RunningStandardizer, SetStandardizer
@@ -159,7 +159,7 @@ def test_the_incumbents_scores_of_each_set_are_what_its_own_trainer_would_have_s
 @pytest.mark.parametrize("name", ["tgn", "pair"])
 def test_a_trainer_goes_on_after_a_restart_and_retention_as_if_there_had_been_none(tmp_path, name):
     """Facts of each set, memory, replay and statistics come back; segments that were sealed are gone meanwhile."""
-    fix_torch(1)
+    make_torch_deterministic(1)
     left, right = tmp_path / "left", tmp_path / "right"
     for path in (left, right):
         write_sets_log(path, *sets_stream(), watermark=100 * HOUR, segment_edges=250)
@@ -180,7 +180,7 @@ def test_a_trainer_goes_on_after_a_restart_and_retention_as_if_there_had_been_no
     asked = nodes, np.full(35, 10**13), np.tile(nodes, (35, 1)), nodes % 3
     np.testing.assert_array_equal(*(t.recorder.live.facts.compute(*asked) for t in (one, again)))
     for node_set in (0, 1):
-        assert len({tuple(t.recorder.live.facts.destinations_in(node_set).sighted.tolist()) for t in (one, again)}) == 1
+        assert len({tuple(t.recorder.live.facts.destinations_in(node_set).destination_order.tolist()) for t in (one, again)}) == 1
 
 
 def test_windows_say_the_scores_of_each_edge_set_and_add_up(tmp_path):

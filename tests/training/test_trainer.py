@@ -36,8 +36,8 @@ SCHEMA = Schema(2, 0, 0)
 TRAIN = """
 import os, signal, sys
 from pathlib import Path
-from streamd.gpu.device import fix_torch
-fix_torch(1)
+from streamd.gpu.device import make_torch_deterministic
+make_torch_deterministic(1)
 from streamd.clock import SystemClock
 from streamd.registry import Registry
 from streamd.settings.paths import Paths

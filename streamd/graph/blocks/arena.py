@@ -1,5 +1,5 @@
-"""Arrays with reserved address space: the system allocates a page at its first write, so growing
-copies nothing."""
+"""Arrays with reserved address space: the system allocates a page at its first write, so an array
+grows without a copy."""
 
 import contextlib
 import mmap
@@ -11,13 +11,15 @@ from numpy.typing import DTypeLike, NDArray
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Linux's flag; Python's `mmap` has it since 3.13."""
 SMALL_BYTES = 2**22
-"""Size of an arena's first part, in small pages, so that an arena with few rows takes little
-memory; huge pages of 2 MB follow."""
+"""Bytes of an arena's first part, which has small pages, so that an arena with few rows takes
+little memory. The rest has huge pages of 2 MB."""
 
 
 class Arena:
-    """A zeroed array of `shape` backed by a sparse anonymous mapping; only rows that are written
-    cost memory."""
+    """An array of zeros in a sparse anonymous mapping: only rows that were written take memory.
+
+    array: of the given shape and dtype.
+    """
 
     def __init__(self, dtype: DTypeLike, *shape: int, huge_pages: bool = True) -> None:
         """huge_pages: use pages of 2 MB; small pages suit rows that are written far apart."""
@@ -37,8 +39,8 @@ class Arena:
         self.row_bytes = self.array[:1].nbytes
 
     def release(self, first: int, end: int) -> int:
-        """Free the pages that are wholly within rows [first, end); they read as zeros from then on.
-        Returns: freed bytes."""
+        """Free the pages that are completely within rows [first, end); they read as zeros
+        afterwards. Returns: freed bytes."""
 
         # Only whole pages can be freed: round inwards, so that no row outside the range is lost.
         start = -(-first * self.row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

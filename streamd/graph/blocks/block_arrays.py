@@ -1,4 +1,5 @@
-"""The arrays of a block store, a query and its result, and their types as arguments of kernels."""
+"""The arrays of a block store, of a query and of its result, and their types as arguments of
+kernels."""
 
 from typing import Any, NamedTuple
 
@@ -13,8 +14,8 @@ class BlockArrays(NamedTuple):
 
     nodes: int64[4 N], two nodes per cache line: index of the next entry, first event of the last
         block, number of entries (fillers included), index of the directory.
-    blocks: int64[2 B], the directories: for each block of a node its first event id, ascending, and
-        the index of its first entry, ~index if its entries are offloaded.
+    blocks: int64[2 B], the directories: for each block of a node, ascending, its first event id and
+        the index of its first entry; ~index if its entries are offloaded.
     entries: int64[E], the arena: relative event id << 32 | neighbor.
     hidden: uint8[N], 1 if an entry of the node is hidden.
     used: int64[2], numbers of allocated entries and directory slots.
@@ -33,12 +34,12 @@ BLOCKS = record(BlockArrays, *[WRITTEN_INTS] * 3, writes(np.uint8), WRITTEN_INTS
 
 
 class Query(NamedTuple):
-    """A query of a block store: each root's neighbors in events [since, before).
+    """A query of a block store: the neighbors of R roots in their events [since, before).
 
-    root, since, before: int64[R], the latter clipped to the store's events [first, next); roots
-    from num_nodes on are unknown. node: int64[R], the roots' node ids. distinct: int32[D], indices
-    of the first roots of each distinct query; first_asked: int32[R], for each root the index of the
-    first root with the same query. replace, seed: of random draws.
+    root: int64[R], rows of the roots in the store; num_nodes or more for an unknown node. node:
+    int64[R], their node ids. since, before: int64[R], clipped to the store's events [first, next).
+    distinct: int32[D], index of the first root of each distinct query. first_root: int32[R], index
+    of the first root with the same query as each root. replace, seed: of random draws.
     """
 
     root: NDArray[Any]
@@ -46,7 +47,7 @@ class Query(NamedTuple):
     since: NDArray[Any]
     before: NDArray[Any]
     distinct: NDArray[Any]
-    first_asked: NDArray[Any]
+    first_root: NDArray[Any]
     num_nodes: int
     first: int
     next: int
@@ -58,9 +59,11 @@ QUERY = record(Query, *[WRITTEN_INTS] * 4, *[writes(np.int32)] * 2, INT, INT, IN
 
 
 class Sampled(NamedTuple):
-    """The output of a sampling kernel: `fanout` columns, from column `first` on, of neighbor, event
-    int64[R, K] and mask bool[R, K]; and missing bool[R], True if a root's result needs offloaded
-    entries."""
+    """The output of a sampling kernel, which writes columns [first, first + fanout).
+
+    neighbor, event: int64[R, K]. mask: bool[R, K], False for padding. missing: bool[R], True if the
+    result of a root needs offloaded entries.
+    """
 
     neighbor: NDArray[Any]
     event: NDArray[Any]

@@ -1,7 +1,7 @@
 """GNNFlow's time-indexed blocks (paper section 4.1), with a directory per node for binary search.
 
-The log is sorted by time, so event ids are too: a query "before time t" becomes a query "before
-event X". No entry ever moves; address space is reserved once.
+The log is sorted by time, and so are event ids: a query "before time t" becomes a query "before
+event X". No entry ever moves, since the address space is reserved in advance.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -38,12 +38,11 @@ MAX_NODES = 2**28
 PAGE_ENTRIES = 512
 """Entries in a page of memory."""
 RESTORE_EVENTS = 1_000_000
-"""Events per read from the log: 17 MB of columns."""
+"""Events per read from the log, 17 MB of columns."""
 MANY_EVENTS = 200_000
-"""From this number of events on, an insert goes node by node rather than event by event."""
+"""From this number of events on, an insert sorts the events by part of the nodes."""
 PART_NODES = 11
-"""Binary logarithm of the number of nodes in a part of an insert: the memory that it writes fits a
-core's cache."""
+"""Binary logarithm of the number of nodes in a part: the rows of a part fit a core's cache."""
 BYTES_A_NODE = 4 * 8 + 1
 """A row of `BlockArrays.nodes` and the flag in `hidden`."""
 BYTES_A_BLOCK = 2 * 8
@@ -67,8 +66,8 @@ class BlockStore:
         max_block_entries: int,
         owned: OwnedNodes | None = None,
     ) -> None:
-        """max_block_entries: tau, a power of two. owned: the nodes that have entries, stored by
-        slot instead of id; None for all nodes."""
+        """max_block_entries: tau, a power of two. owned: the nodes with entries, which are rows by
+        slot; None for all nodes, which are rows by id."""
         if max_block_entries & (max_block_entries - 1) or max_block_entries < 1:
             raise ValueError(f"max_block_entries is {max_block_entries}; it must be a power of two")
         self.direction = direction
@@ -77,7 +76,7 @@ class BlockStore:
         self.num_nodes = 0
         self.any_offloaded = False
 
-        # Only address space: a page takes memory once a row in it is written.
+        # This reserves only address space: a page takes memory at its first write.
         self._entries = Arena(np.int64, MAX_ENTRIES)
         self._nodes = Arena(np.int64, 4 * MAX_NODES)
         self._blocks = Arena(np.int64, 2 * MAX_BLOCKS)
@@ -98,7 +97,7 @@ class BlockStore:
         if not len(src_E):
             return
 
-        # Before anything is written; each endpoint may need a new block.
+        # Check before anything is written. Each endpoint may need a new block.
         highest = int(max(src_E.max(), dst_E.max()))
         room = int(self.arrays.used[0]) + 3 * int(self.arrays.tau[0]) * len(src_E)
         if highest >= MAX_NODES or room >= MAX_ENTRIES:
@@ -108,8 +107,8 @@ class BlockStore:
             )
 
     def insert(self, src_E: Int64, dst_E: Int64, event_E: Int64, next_event: int) -> None:
-        """Append events in log order, after `check_room`. event_E: their ids. next_event: of the
-        graph after this insert."""
+        """Append events in log order, after `check_room`. src_E, dst_E, event_E: int64[E], node ids
+        and event ids. next_event: of the graph after this insert."""
         self.next_event = next_event
         if not len(src_E):
             return
@@ -127,8 +126,8 @@ class BlockStore:
     def _insert_many(
         self, node_E: Int64, other_E: Int64, event_E: Int64, both: bool, highest: int
     ) -> None:
-        """Append events to one part of the nodes after the other, so that each part stays in the
-        cache while it is written; results do not depend on the order among nodes."""
+        """Append events to one part of the nodes after another, so that the rows of a part stay in
+        the cache. The result does not depend on the order of the nodes."""
         place_P = np.zeros((highest >> PART_NODES) + 2, np.int64)
         kernels.count_ends(node_E, other_E, both, PART_NODES, place_P)
         own = np.empty(place_P[-1], np.uint32)
@@ -138,9 +137,9 @@ class BlockStore:
 
     @contextmanager
     def keeping(self, nodes: Int64) -> Iterator[None]:
-        """Undo, after a block, the inserts of events with these endpoints. nodes: int64, each
-        once."""
-        # Inserts only write after a node's last entry and its last directory slot.
+        """Undo the inserts that are made inside the block. nodes: int64, the endpoints of the
+        inserted events, each once."""
+        # An insert writes only after a node's last entry and its last directory slot.
         arrays = self.arrays
         rows_N4 = arrays.nodes.reshape(-1, 4)
         kept = rows_N4[nodes], arrays.hidden[nodes], arrays.used.copy()
@@ -152,7 +151,7 @@ class BlockStore:
             self.num_nodes, self.next_event = before
 
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
-        """Delete events, given with their endpoints; those that the store does not have are
+        """Delete events, given by their endpoints and ids, int64[E] each; unknown ones are
         ignored."""
         node_E, other_E, row_E, both = self._ends(src_E, dst_E)
         if row_E is not None:
@@ -160,17 +159,17 @@ class BlockStore:
         kernels.hide_events(self.arrays, node_E, other_E, event_E, both)
 
     def hide_nodes(self, nodes: Int64) -> None:
-        """Delete all events of some known nodes, in a store of both directions that has never
-        offloaded a block."""
+        """Delete all events of some known nodes. The store must be of both directions, and must
+        never have offloaded a block."""
         assert self.direction == "both"
         kernels.hide_nodes(self.arrays, nodes)
 
     def sample(self, query: Query, strategy: StrategyName, out: Sampled) -> None:
-        """Sample for a query. Roots with `out.missing` have incomplete results."""
+        """Sample for a query. A root with `out.missing` has an incomplete result."""
         STRATEGIES[strategy].kernel(self.arrays, query, out)
 
     def offload(self, before_event: int) -> int:
-        """Take blocks with only events before an id out of memory. Returns: number of changed
+        """Free the memory of blocks that have only events before an id. Returns: number of changed
         directory slots."""
 
         # Mark the blocks, and find the pages that no other block needs.
@@ -194,8 +193,8 @@ class BlockStore:
         return int(marked)
 
     def restore(self, nodes: Int64, read: ReadRows, since_event: int) -> int:
-        """Read the offloaded entries of some known nodes back from the log, whose first event is
-        `since_event`; older ones stay fillers. Returns: number of events read."""
+        """Read the offloaded entries of some known nodes back from the log. since_event: first
+        event of the log; entries of older events stay fillers. Returns: number of events read."""
 
         # Clear the blocks, and find the range of their events.
         next_number_N = np.full(self.num_nodes, -1, np.int64)
@@ -204,7 +203,7 @@ class BlockStore:
         )
         if since < since_event:
             since = since_event
-            self.arrays.hidden[nodes] = 1  # fillers stay in place of dropped events
+            self.arrays.hidden[nodes] = 1  # entries of dropped events stay fillers
 
         # Write their events, in the order of the log.
         for first in range(since, before, RESTORE_EVENTS):
@@ -219,8 +218,8 @@ class BlockStore:
         return max(0, int(before - since))
 
     def _ends(self, src_E: Int64, dst_E: Int64) -> tuple[Int64, Int64, Int64 | None, bool]:
-        """Return the nodes that get an entry of each event, the other endpoints, the events'
-        indices (None: all in order), and whether the other endpoints get an entry too."""
+        """Return the rows that get an entry for each event, the other endpoints, the indices of the
+        events (None for all in order), and whether the other endpoints get an entry too."""
         both = self.direction == "both"
         node_E, other_E = (dst_E, src_E) if self.direction == "in" else (src_E, dst_E)
         if self._owned is None:
@@ -234,7 +233,7 @@ class BlockStore:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in use: entries, directories and node table, with allocated but unfilled parts,
+        """Bytes in use by entries, directories and node table: with blocks that are not full yet,
         without freed pages."""
         freed = int(self._freed_pages.sum()) * PAGE_ENTRIES
         entries = int(self.arrays.used[0]) - freed
@@ -246,9 +245,9 @@ class BlockGraph:
     """An append-only temporal multigraph on the host, which samples neighbors (`NeighborSampler`).
     Owner: one thread per role.
 
-    stores: by (edge set, direction), one for each that queries sample from. `both`, and all sets
-    together, have their own stores, in which an insert merges directions or sets by event id:
-    merging in a query would cost a search for every neighbor drawn at random.
+    stores: (edge set, direction) -> the store from which such draws sample. The direction `both`,
+    and all sets together, have their own stores, in which an insert merges by event id. A merge in
+    each query would need a search for every neighbor drawn at random.
 
     Args:
         first_event: int, id of the first event that will be inserted. Default 0.
@@ -285,10 +284,10 @@ class BlockGraph:
         self._owned = owned
         self._sets_of = sets_of
         self.since_event = first_event
-        """Older events are not sampled any more, because the log dropped them."""
+        """Older events are not sampled, because the log dropped them."""
         self._read_back = read_back
         self._was_offloaded = False
-        """Whether any block ever was: entries may have been read back after their delete."""
+        """Whether any block was ever offloaded: its entries may have been deleted meanwhile."""
 
     @property
     def directions(self) -> Collection[Direction]:
@@ -322,9 +321,9 @@ class BlockGraph:
         return sum(store.num_bytes for store in self.stores.values())
 
     def insert(self, src_E: Int64, dst_E: Int64, set_E: Int64 | None = None) -> None:
-        """Append events in log order; their ids continue those of the last batch. Node ids are in
-        any order, >= 0. set_E: their edge sets, required if a store has one edge set. Raises:
-        CapacityError, with nothing inserted."""
+        """Append events in log order; their ids continue those of the last batch. src_E, dst_E:
+        int64[E] node ids >= 0, in any order. set_E: int64[E] edge sets, required if any store is of
+        a single set. Raises: CapacityError, with nothing inserted."""
         for store in self.stores.values():
             store.check_room(src_E, dst_E)
         first = self.next_event
@@ -340,8 +339,8 @@ class BlockGraph:
 
     @contextmanager
     def supposing(self, src_E: Int64, dst_E: Int64, set_E: Int64 | None = None) -> Iterator[None]:
-        """Have further events within a block, as after `insert`, and nothing of them afterwards.
-        Nothing is offloaded meanwhile."""
+        """Insert events inside the block, and remove them at its end. Nothing may be offloaded
+        inside. Arguments as in `insert`."""
         nodes = np.unique(np.concatenate([src_E, dst_E]))
         with ExitStack() as undo:
             for store in self.stores.values():
@@ -351,7 +350,7 @@ class BlockGraph:
             yield
 
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
-        """Delete events, given with their endpoints; ids that the graph does not have are
+        """Delete events, given by their endpoints and ids, int64[E] each; unknown ids are
         ignored."""
         inside = (event_E >= self.first_event) & (event_E < self.next_event)
         for store in self.stores.values():
@@ -365,8 +364,8 @@ class BlockGraph:
         return is_one and not self._was_offloaded
 
     def hide_nodes(self, nodes: Int64) -> None:
-        """Delete all events of some nodes, with the entries of their neighbors. Raises:
-        OffloadedError if this needs to read the log and there is no `read_back`."""
+        """Delete all events of some nodes, including the entries of their neighbors. Raises:
+        OffloadedError if this must read the log and there is no `read_back`."""
         nodes = np.unique(nodes[nodes >= 0])
         if self._owned is None:
             nodes = nodes[nodes < self.num_nodes]
@@ -379,9 +378,9 @@ class BlockGraph:
                 store.hide_nodes(nodes[nodes < store.num_nodes])
             return
 
-        # A store of one direction, or of some nodes, cannot find all entries that point to a node,
-        # and an entry that was read back after its delete has lost its neighbor. So find the
-        # events in the log.
+        # Find the events in the log: a store of one direction, or of some nodes, does not have all
+        # entries that point to a node, and an entry that was read back after its delete has no
+        # neighbor.
         since = max(self.first_event, self.since_event)
         for first in range(since, self.next_event, RESTORE_EVENTS):
             src_E, dst_E, _ = self._read(first, min(first + RESTORE_EVENTS, self.next_event))
@@ -395,7 +394,7 @@ class BlockGraph:
     def sample(
         self, root_R: Int64, since: int | Int64, before: int | Int64, draws: HopDraws
     ) -> Neighbors[Int64]:
-        # All parts share one query, and write their own columns of the same arrays.
+        # All draws share one query, and write their own columns of the same arrays.
         parts = draws if isinstance(draws, tuple) else (draws,)
         query = self._query(root_R, since, before)
         shape = (len(root_R), sum(draw.fanout for draw in parts))
@@ -409,11 +408,11 @@ class BlockGraph:
         return Neighbors(neighbor, event, mask)
 
     def _draw(self, query: Query, draw: Draw, out: Sampled) -> None:
-        """Sample one draw of a query."""
+        """Sample for one draw of a query."""
         name = draw.edge_set, draw.direction
         store = self.stores[name]
         store.sample(query, draw.strategy, out)
-        # Read offloaded entries back for the roots that need them, and repeat the whole query.
+        # Read back the offloaded entries of the roots that need them, and repeat the query.
         while out.missing.any():
             self.restore(name, np.unique(query.root[out.missing]))
             store.sample(query, draw.strategy, out)
@@ -425,9 +424,8 @@ class BlockGraph:
         return renumbered(sample_hops(self, roots, draws, next_roots))
 
     def _query(self, root_R: Int64, since: int | Int64, before: int | Int64) -> Query:
-        """A query for kernels, without the fields of a draw."""
-        # New arrays: the arrays of a named tuple must be writable, and the arguments may be
-        # read-only.
+        """Make the query for kernels, without the fields of a draw."""
+        # Copy the arrays: those of a named tuple must be writable, the arguments may be read-only.
         since_R, before_R = (np.empty(len(root_R), np.int64) for _ in range(2))
         since_R[:] = since
         before_R[:] = before
@@ -436,22 +434,22 @@ class BlockGraph:
         np.maximum(since_R, self.since_event, out=since_R)
         np.clip(before_R, self.first_event, self.next_event, out=before_R)
 
-        # Random draws depend on node ids, not on slots.
+        # Random draws depend on the node id, not on the row.
         node_R = root_R = np.array(root_R, np.int64)
         if self._owned is not None:
             root_R = self._owned.slots(node_R)
 
-        distinct, first_asked = (np.empty(len(root_R), np.int32) for _ in range(2))
-        count = find_distinct(root_R, since_R, before_R, distinct, first_asked)
+        distinct, first_root = (np.empty(len(root_R), np.int32) for _ in range(2))
+        count = find_distinct(root_R, since_R, before_R, distinct, first_root)
 
-        # Kernels divide by next - first, so it must be above 0 in an empty store too.
+        # Kernels divide by next - first, so make it positive in an empty store too.
         return Query(
             root=root_R,
             node=node_R,
             since=since_R,
             before=before_R,
             distinct=distinct[:count],
-            first_asked=first_asked,
+            first_root=first_root,
             num_nodes=self.num_nodes,
             first=self.first_event,
             next=max(self.next_event, self.first_event + 1),
@@ -460,14 +458,14 @@ class BlockGraph:
         )
 
     def offload(self, before_event: int) -> None:
-        """Take blocks with only events before an id out of memory. A query that needs them reads
-        them back from the log."""
+        """Free the memory of blocks that have only events before an id. A query that needs them
+        reads them back from the log."""
         for store in self.stores.values():
             self._was_offloaded |= store.offload(before_event) > 0
 
     def restore(self, name: tuple[int, Direction], nodes: Int64) -> None:
-        """Read the offloaded entries of some known nodes back into a store. Raises: OffloadedError
-        if there is no `read_back`."""
+        """Read the offloaded entries of some known nodes back into a store. name: (edge set,
+        direction). Raises: OffloadedError if there is no `read_back`."""
 
         def read(first: int, end: int) -> tuple[Int64, Int64, Bools, Int64]:
             src_E, dst_E, gone_E = self._read(first, end)

@@ -1,4 +1,4 @@
-"""The interface for drawing neighbors: hops call it, block stores implement it."""
+"""The interface for draws of neighbors: the loop over hops calls it, graphs implement it."""
 
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -6,21 +6,25 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from streamd.graph.blocks.strategies import StrategyName
 
 Direction = Literal["out", "in", "both"]
-"""The events that lead from a node to a neighbor: "out", those of which it is the source; "in",
-those of which it is the destination; or "both", in which a self loop counts once."""
+"""The events of a node to draw from: "out", with the node as source; "in", with the node as
+destination; "both", in which a self loop counts once."""
 ALL_SETS = -1
-"""Instead of an edge set's number: the events of all sets."""
+"""In place of the number of an edge set: the events of all sets."""
 A = TypeVar("A")
 """An array of the host (numpy) or of a device (torch)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draw:
-    """One draw of neighbors: `fanout` of them from a root's events in a direction.
+    """One draw of neighbors of a root.
 
-    edge_set: number of the set to draw from. strategy: a key of
-    `streamd.graph.blocks.strategies.STRATEGIES`. replace: an event may be drawn twice. seed: of a
-    random strategy.
+    Args:
+        direction: str, of the root's events. Default "both".
+        edge_set: int, number of the set of these events. Default ALL_SETS.
+        fanout: int, number of neighbors.
+        strategy: str, a key of `streamd.graph.blocks.strategies.STRATEGIES`. Default "recent".
+        replace: bool, whether a random strategy may draw an event twice. Default False.
+        seed: int, of a random strategy. Default 0.
     """
 
     direction: Direction = "both"
@@ -32,14 +36,16 @@ class Draw:
 
 
 HopDraws = Draw | tuple[Draw, ...]
-"""The draws of one hop: one, or several, as for several edge sets and directions."""
+"""The draws of one hop: one, or one for each of several edge sets and directions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbors(Generic[A]):
-    """Sampled neighbors of R roots. neighbor, event: int64[R, k]; mask: bool[R, k], True first;
-    padding is 0. The columns of several draws are concatenated, and True comes first within each
-    draw only."""
+    """Sampled neighbors of R roots: the columns of several draws are concatenated.
+
+    neighbor, event: int64[R, k], 0 for padding. mask: bool[R, k], False for padding, which comes
+    last within the columns of each draw.
+    """
 
     neighbor: A
     event: A
@@ -53,11 +59,10 @@ class NeighborSampler(Protocol[A]):
     def sample(
         self, root_R: A, since: "int | A", before: "int | A", draws: HopDraws
     ) -> Neighbors[A]:
-        """Draw neighbors of each root from its events [since, before); the columns of several
-        draws are concatenated.
+        """Draw neighbors of each root from its events [since, before).
 
-        root_R: int64[R] node ids; unknown nodes have no neighbors. since, before: one number for
-        all roots, or int64[R]. Raises: OffloadedError if a draw needs events that cannot be read
-        back.
+        root_R: int64[R] node ids; an unknown node has no neighbors. since, before: event ids, one
+        for all roots or int64[R]. Raises: OffloadedError if a draw needs offloaded events and they
+        cannot be read back.
         """
         ...

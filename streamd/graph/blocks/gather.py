@@ -59,11 +59,11 @@ def _floats_at(_: Any, address: Any) -> Any:
 @inner
 def segment_of(first: NDArray[Any], edge: int, near: int) -> Any:
     """The segment of an event; segment `near` is tried first."""
-    # Consecutive queries are mostly for events of the same segment.
+    # Consecutive queries are mostly for events in the same segment.
     if edge >= first[near] and (near + 1 == len(first) or edge < first[near + 1]):
         return near
 
-    # Else find the last segment that starts at the event or before it.
+    # Otherwise find the last segment that starts at or before the event.
     low, high = 0, len(first)
     while low < high:
         middle = (low + high) // 2
@@ -77,7 +77,7 @@ def segment_of(first: NDArray[Any], edge: int, near: int) -> Any:
 @inner
 def code_at(order: Any, row: Any) -> Any:
     """The position of an event in a segment of several sets: (index of the file in the segment, row
-    in the file). order: uint64 address of the segment's array of positions. row: uint64 index of
+    in that file). order: uint64, address of the segment's array of positions. row: uint64, index of
     the event in the segment."""
     code = np.uint64(_int64_at(order + np.uint64(8) * row))
     return np.int64(code >> np.uint64(SET_SHIFT)), code & np.uint64(ROW_BITS)
@@ -105,8 +105,8 @@ def time_of(
     return _int64_at(time[at] + np.uint64(8) * row), segment
 
 
-# These kernels take arrays one by one: with a named tuple, each call of an inner function would
-# update the reference counts of all of its arrays.
+# These kernels have arrays as separate arguments: with a named tuple, each call of an inner
+# function would update the reference counts of all its arrays.
 
 
 @compiled_for(INTS, ADDRESSES, INT, INTS, FLAGS, WRITTEN_INTS)
@@ -120,7 +120,7 @@ def gather_times(
 ) -> Any:
     """Write out[i] = time of event edge[i] if mask[i], else 0, for segments of one file each.
     Returns: False if an event is not in the log."""
-    # The segment of the last event, [low, high); empty at first.
+    # Events [low, high) of the segment of the last query; empty at first.
     low = first[0]
     high = first[0]
     base = time[0]
@@ -211,8 +211,8 @@ def gather_rows(
 def gather_set_rows(
     c: ColumnArrays, end: int, edge: NDArray[Any], mask: NDArray[Any], out: NDArray[Any]
 ) -> Any:
-    """As `gather_rows`, for several sets: a row has the one-hot of its set, and zeros in the
-    columns of other sets and of features that were added after its file."""
+    """As `gather_rows`, for segments with a file for each set: a row has the one-hot of its set,
+    and zeros in the columns of other sets and of features that were declared after its file."""
     first, order, file, msg = c.first, c.order, c.file, c.msg
     width_F, place_F, set_F = c.width, c.place, c.edge_set
     segment = np.int64(0)
@@ -252,8 +252,8 @@ def cutoffs(
 ) -> None:
     """Write out[i] = first event id in [begin, end) at time query[i] or later, or end.
 
-    Consecutive queries have close results, so the search first gallops from the last result in
-    doubling steps, then bisects.
+    The results of consecutive queries are close together, so the search first gallops from the last
+    result in doubling steps, then bisects.
     """
     at = begin
     segment = np.int64(0)
@@ -297,9 +297,10 @@ def cutoffs(
 def edge_features(
     columns: EdgeColumns, edge: Int64, mask: Bools, out: Float32 | None = None
 ) -> Float32:
-    """Features of events, float32[..., dim], zeros for False in `mask`; written to `out` if given.
+    """Read the features of events: float32[..., dim].
 
-    Raises: IndexError if an event is not in the log.
+    edge: int64[...] event ids. mask: bool[...], False for rows of zeros. out: array to write to,
+    None for a new one. Raises: IndexError if an event is not in the log.
     """
     if out is None:
         out = np.empty((*edge.shape, columns.dim), np.float32)
@@ -320,8 +321,8 @@ def edge_features(
 
 
 def edge_times(columns: EdgeColumns, edge: Int64, mask: Bools) -> Int64:
-    """Times of events, int64 microseconds, 0 for False in `mask`. Raises: IndexError if an event is
-    not in the log."""
+    """Read the times of events: int64[...] microseconds. edge: int64[...] event ids. mask:
+    bool[...], False for 0. Raises: IndexError if an event is not in the log."""
     if not columns.num_segments:
         _check(columns, not mask.any())
         return np.zeros(edge.shape, np.int64)
@@ -342,7 +343,7 @@ def _check(columns: EdgeColumns, inside: bool) -> None:
 
 
 def edges_before(columns: EdgeColumns, time: Int64) -> Int64:
-    """For each time the id of the first event at or after it: int64, same shape."""
+    """Id of the first event at or after each time: int64[...]. time: int64[...] microseconds."""
     out = np.full(time.shape, columns.end, np.int64)
     if columns.num_segments:
         c = columns.arrays

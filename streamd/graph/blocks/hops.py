@@ -1,5 +1,5 @@
-"""Neighbors of neighbors: the loop over hops for host and device, roles and the public sampler,
-and the rules for the roots of the next hop."""
+"""The loop over hops, for host and device, roles and the public sampler, and the rules for the
+roots of the next hop."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True)
 class Roots(Generic[A]):
-    """The query of a hop. node: int64[R], the roots. since, before: the events [since, before) to
-    draw from, one number for all roots or int64[R]."""
+    """The roots of a hop. node: int64[R] node ids. since, before: draw from events [since, before);
+    one id for all roots, or int64[R]."""
 
     node: A
     since: "int | A"
@@ -41,22 +41,23 @@ def sample_hops(
     draws: Sequence[HopDraws],
     next_roots: NextRoots[A],
 ) -> list[SampledHop[A]]:
-    """Sample hop after hop. draws: one for each hop. Raises: OffloadedError."""
+    """Sample hop after hop. roots: of the first hop. draws: one element for each hop. next_roots:
+    rule for the roots of each later hop. Raises: OffloadedError."""
     hops: list[SampledHop[A]] = []
     for number, draw in enumerate(draws):
         found = sampler.sample(roots.node, roots.since, roots.before, draw)
         hops.append(SampledHop(roots, found))
-        # The last hop's neighbors are not roots of another hop.
+        # There is no hop after the last one.
         if number + 1 < len(draws):
             roots = next_roots(number, hops[-1])
     return hops
 
 
 def distinct_nodes(_: int, hop: SampledHop[A]) -> Roots[A]:
-    """Next roots: the distinct roots and neighbors of a hop, in the same events. since and before
-    of the hop must be one number for all roots."""
+    """Rule: the next roots are the distinct roots and neighbors of a hop, with the same events,
+    which must be one range for all roots."""
 
-    # Roots without neighbors stay in the next hop.
+    # Concatenate roots too, so that those without neighbors stay.
     arrays: Any = arrays_of(hop.roots.node)
     neighbor: Any = hop.found.neighbor
     reached = arrays.concatenate([hop.roots.node, neighbor[hop.found.mask]])
@@ -64,8 +65,8 @@ def distinct_nodes(_: int, hop: SampledHop[A]) -> Roots[A]:
 
 
 def earlier_windows(starts: Sequence[int]) -> NextRoots[Any]:
-    """Next roots: the same roots in the window before. Hop h draws from events [starts[h + 1],
-    starts[h])."""
+    """Rule: the next roots are the same roots in the window before. Hop h draws from events
+    [starts[h + 1], starts[h])."""
 
     def next_roots(number: int, hop: SampledHop[Any]) -> Roots[Any]:
         return Roots(hop.roots.node, starts[number + 2], starts[number + 1])
@@ -75,8 +76,11 @@ def earlier_windows(starts: Sequence[int]) -> NextRoots[Any]:
 
 @dataclass(frozen=True, slots=True)
 class NumberedHop(Generic[A]):
-    """root_U: int64[U], neighbor_UK: int64[U, K], indices into all nodes reached, that of the root
-    as padding. eid_UK: int64, event ids. mask_UK: bool, True first within each draw."""
+    """A hop with numbered nodes.
+
+    root_U: int64[U], neighbor_UK: int64[U, K], indices in `NumberedHops.node_M`; padding has the
+    index of its root. eid_UK: int64[U, K] event ids. mask_UK: bool[U, K], False for padding.
+    """
 
     root_U: A
     neighbor_UK: A
@@ -86,7 +90,7 @@ class NumberedHop(Generic[A]):
 
 @dataclass(frozen=True, slots=True)
 class NumberedHops(Generic[A]):
-    """node_M: int64[M], the distinct nodes reached, ascending, the roots among them."""
+    """Hops with the distinct nodes in them. node_M: int64[M] ids, ascending."""
 
     node_M: A
     hops: tuple[NumberedHop[A], ...]
@@ -95,7 +99,7 @@ class NumberedHops(Generic[A]):
 def renumbered(hops: Sequence[SampledHop[A]]) -> NumberedHops[A]:
     """Number the distinct nodes of all hops."""
 
-    # Put the nodes of all hops into one array, so that each node gets one number. Padding is its
+    # Concatenate the nodes of all hops, so that each node gets one number. Padding counts as its
     # root, which adds no node.
     arrays: Any = arrays_of(hops[0].roots.node)
     parts: list[Any] = []
@@ -124,7 +128,7 @@ def arrays_of(array: object) -> Any:
     if isinstance(array, np.ndarray):
         return np
 
-    # Imported here, so that numpy alone does not load torch.
+    # Imported here, so that a process with numpy arrays alone does not load torch.
     import torch
 
     return torch

@@ -1,14 +1,14 @@
-"""Layout of a block store, and its numba kernels to insert, search and hide; `offloading.py` has
-those to offload.
+"""The layout of a block store, and its numba kernels to insert, search and hide; `offloading.py`
+has the kernels to offload.
 
-A node's block has a capacity of clamp(degree, 1, tau) entries, degree being that of the node when
-the block was started: 1, 1, 2, 4, ... and then tau each. A node's entries are numbered from 0, the
-oldest first. Only its last block is ever partly filled, so an entry's number determines its block
-and its index in the block.
+A block has room for clamp(degree, 1, tau) entries, with the degree of its node when the block was
+started: 1, 1, 2, 4, ... and then tau each. The entries of a node are numbered from 0, the oldest
+first. Only its last block may be partly filled, so the number of an entry determines its block and
+its index in the block.
 
 An entry has its event id relative to the first event of its block. A block spans fewer than SPAN
-events: if a node's next event is further away, the rest of its block is filled with hidden entries
-and a new block starts.
+events: if the next event of a node is further away, its block is filled up with hidden entries, and
+a new block starts.
 """
 
 from typing import Any
@@ -32,14 +32,14 @@ from streamd.graph.kernel_types import (
 )
 
 GONE = 0xFFFFFFFF
-"""Neighbor of a hidden entry, which is a deleted one or a filler. No node has this id."""
+"""Neighbor of a hidden entry: a deleted entry or a filler. No node has this id."""
 NEIGHBOR_BITS = GONE
-"""Mask of the neighbor, the lower half of a packed entry. It equals GONE, which has all of these
-bits set, so that `entry |= GONE` hides an entry and keeps its event id."""
+"""Mask of the neighbor, the lower half of a packed entry. It equals GONE, in which all these bits
+are set, so `entry |= GONE` hides an entry and keeps its event id."""
 SPAN = 2**31 - 1
-"""Relative event ids are below it, so that a packed entry is an int64 that is not negative."""
+"""Bound of relative event ids, so that a packed entry is a non-negative int64."""
 FILLER = ((SPAN - 1) << 32) | GONE
-"""A hidden entry that fills up a block, after all real entries of the block."""
+"""A hidden entry that fills up a block. Its event id is above those of all real entries."""
 
 # Columns of a node's row in `BlockArrays.nodes`.
 TAIL = 0
@@ -58,7 +58,7 @@ def bit_length(_: Any, x: Any) -> Any:
     """Bit length of an int64 that is not negative; 0 has 0."""
 
     def build(__: Any, builder: Any, ___: Any, args: Any) -> Any:
-        # The second argument makes the result for 0 defined: 64.
+        # The second argument defines the result for 0, which is 64.
         leading_zeros = builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
         return builder.sub(ir.Constant(ir.IntType(64), 64), leading_zeros)
 
@@ -123,7 +123,7 @@ def _has_room(g: BlockArrays, degree: int) -> Any:
 def _begin_block(g: BlockArrays, node: int, event: int) -> None:
     degree = g.nodes[4 * node + DEGREE]
 
-    # If the last block has room, the event is too far away for it: fill the block up.
+    # If the last block has room, the event is too far away for it, so fill it up.
     while _has_room(g, degree):
         g.entries[g.nodes[4 * node + TAIL]] = FILLER
         g.nodes[4 * node + TAIL] += 1
@@ -169,11 +169,10 @@ def _append(g: BlockArrays, node: int, other: int, event: int) -> None:
 def insert_events(
     g: BlockArrays, node: NDArray[Any], other: NDArray[Any], event: NDArray[Any], both: bool
 ) -> None:
-    """Append events at `node`, and if `both` at `other` too; a self loop is stored once. event:
-    int64[E], ascending ids.
+    """Append an entry for each event to its `node`, and with `both` to its `other` too; a self loop
+    gets one entry. node, other, event: int64[E]; event ids ascend.
 
-    The memory to write is prefetched for AHEAD events together: one by one, each event would wait
-    for its own.
+    The memory to write is prefetched for AHEAD events together, so that they wait for it together.
     """
     for begin in range(0, len(node), AHEAD):
         end = min(begin + AHEAD, len(node))
@@ -256,10 +255,10 @@ def append_ends(
 
 @inner
 def _rows_below(table: NDArray[Any], step: int, at: int, count: int, bound: int) -> Any:
-    """Number of rows below `bound` in the rows [at, at + count) of an ascending table; count is
-    above 0. Row i is table[step * i].
+    """Number of rows below `bound` in the rows [at, at + count) of an ascending table, count > 0.
+    Row i is table[step * i].
 
-    It has no branches, since the processor could not predict them. Indices are unsigned, so that
+    There are no branches, since the processor could not predict them. Indices are unsigned, so that
     numba generates no code for negative ones.
     """
     low = np.uint64(at)
@@ -281,14 +280,13 @@ def _window(count: int, guess: int) -> Any:
 def _rows_below_near(
     table: NDArray[Any], step: int, at: int, count: int, bound: int, window: int
 ) -> Any:
-    """As `_rows_below`, but it first compares the NEAR rows from `window` on, which are contiguous
-    and prefetched."""
+    """As `_rows_below`, but compare the NEAR rows from `window` on first, which are prefetched."""
     below = np.int64(0)
     near = min(count, NEAR)
     place = np.uint64(at + window)
     for i in range(near):
         below += np.int64(table[np.uint64(step) * (place + np.uint64(i))] < bound)
-    # If all or none of these rows are below, the result may be outside of them.
+    # If all or none of these rows are below, search the other ones.
     if (below > 0 or window == 0) and (below < near or window + near == count):
         return window + below
     return _rows_below(table, step, at, count, bound)
@@ -306,17 +304,15 @@ def _read_ahead(table: NDArray[Any], step: int, at: int, count: int) -> None:
 
 @inner
 def _bound(base: int, before: int) -> Any:
-    """A packed value for a block with first event `base`: the entries of events before `before` are
-    below it, all others equal or above."""
+    """The smallest packed entry with an event at or after `before`, in a block with first event
+    `base`."""
     return min(before - base, SPAN) << 32
 
 
 @inner
 def entries_below(g: BlockArrays, node: int, before: int) -> Any:
-    """Number of a node's entries with event ids below `before`, and the block of the last of them.
-
-    (0, -1) if there are none, (-1, block) if that block is offloaded.
-    """
+    """Count a node's entries with event ids below `before`. Returns: (their number, block of the
+    last one); (0, -1) if there are none, (-1, block) if that block is offloaded."""
     degree = g.nodes[4 * node + DEGREE]
     if degree == 0:
         return np.int64(0), np.int64(-1)
@@ -352,9 +348,9 @@ def locate(
     """`entries_below` for the query's roots places[begin : end], written to count[i] and block[i]
     from i = 0 on; unknown nodes have none. before: int64[R], `q.before` or `q.since`.
 
-    Each step of the search is done for all roots, with a prefetch of the rows of the next step, so
-    that the roots wait for memory together. If a node's entries are spread evenly over the log, the
-    first guess is right.
+    Each step of the search is done for all roots and prefetches the rows of the next step, so that
+    all roots wait for memory together. The guesses assume that a node's entries are spread evenly
+    over the log.
     """
     # Prefetch the nodes' rows.
     window = np.empty(AHEAD, np.int64)
@@ -433,7 +429,8 @@ def _hide(g: BlockArrays, node: int, event: int) -> None:
 def hide_events(
     g: BlockArrays, node: NDArray[Any], other: NDArray[Any], event: NDArray[Any], both: bool
 ) -> None:
-    """Hide the entries of some events; those that the store does not have are ignored."""
+    """Hide the entries of some events; unknown events are ignored. Arguments as in
+    `insert_events`."""
     for i in range(len(event)):
         _hide(g, node[i], event[i])
         if both and node[i] != other[i]:

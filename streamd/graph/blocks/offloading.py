@@ -1,14 +1,13 @@
-"""Kernels that take blocks of a store out of memory, and write back entries that were read from the
-log.
+"""Kernels that offload the blocks of a store, and restore entries that were read from the log.
 
-The directory (`BlockArrays.blocks`) has the complement (~) of an offloaded block's index. To
+In the directory (`BlockArrays.blocks`), an offloaded block has the complement (~) of its index. To
 restore the blocks of some nodes:
 
 1. `begin_restoring` clears the blocks, and returns the range of their events.
 2. `restore_events` writes all events of that range, in log order, in one or several calls.
 3. `end_restoring` marks the blocks as no longer offloaded.
 
-Until step 3 queries see these blocks as offloaded, so none reads a block that is half filled.
+Until step 3 the blocks count as offloaded, so that no query reads an incomplete block.
 """
 
 from typing import Any
@@ -34,10 +33,10 @@ from streamd.graph.kernel_types import FLAG, FLAGS, INT, INTS, WRITTEN_FLAGS, WR
 def offload_blocks(
     g: BlockArrays, num_nodes: int, before: int, kept: NDArray[Any], page_entries: int
 ) -> Any:
-    """Mark each block as offloaded if all of its events are before `before`, and set kept[p] for
-    the pages of the arena with entries of other blocks. A node's last block, which is still being
-    filled, is kept. Returns: number of entries in offloaded blocks, number of newly marked
-    directory slots."""
+    """Mark each block as offloaded if all of its events are before `before`, except the last block
+    of a node, which may not be full. Set kept[p] for each page of the arena with entries of other
+    blocks. Returns: (number of entries in offloaded blocks, number of newly marked directory
+    slots)."""
     offloaded = marked = np.int64(0)
     for node in range(num_nodes):
         degree = g.nodes[4 * node + DEGREE]
@@ -86,7 +85,7 @@ def begin_restoring(
                 if next_number[node] < 0:
                     next_number[node] = entries_before(g, block)
 
-                # If the log has dropped an entry's event, the entry stays a filler.
+                # An entry stays a filler if the log has dropped its event.
                 size = entries_before(g, block + 1) - entries_before(g, block)
                 for entry in range(~place, ~place + size):
                     g.entries[entry] = FILLER
@@ -103,9 +102,9 @@ def _restore(g: BlockArrays, node: int, other: int, event: int, next_number: NDA
     blocks = num_blocks(g, g.nodes[4 * node + DEGREE])
     block = block_of(g, number)
     if event < g.blocks[2 * (at + block)]:
-        return  # its block is an older one, which is not offloaded
+        return  # the event is in an older block, which is not offloaded
 
-    # Skip the rest of a block that was filled up, and blocks that are not offloaded.
+    # Skip fillers at the end of a block, and blocks that are not offloaded.
     while block + 1 < blocks and g.blocks[2 * (at + block + 1)] <= event:
         block += 1
         number = entries_before(g, block)

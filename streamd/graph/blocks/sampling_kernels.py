@@ -1,5 +1,5 @@
-"""Sampling kernels, compiled by numba. A root's result depends on the root and its query only, not
-on the batch or the thread."""
+"""Sampling kernels, compiled by numba. The result of a root depends on the root and its query
+alone, not on the batch or the thread."""
 
 from typing import Any
 
@@ -38,15 +38,15 @@ def find_distinct(
     since_R: NDArray[Any],
     before_R: NDArray[Any],
     distinct: NDArray[Any],
-    first_asked: NDArray[Any],
+    first_root: NDArray[Any],
 ) -> int:
-    """Find the roots with the same query as an earlier root: the same node, since and before.
+    """Find the roots with the same query (node, since and before) as an earlier root.
 
-    Writes int32[R]: distinct[:n], indices of the first root of each of the n distinct queries, and
-    first_asked[r], the index of the first root with the same query as root r. Returns: n.
+    Writes distinct[:n], int32, the index of the first root of each of the n distinct queries, and
+    first_root, int32[R], the index of the first root with the same query. Returns: n.
     """
-    # A hash table with open addressing, its size a power of two, at most half full. 0 is an empty
-    # slot, so a root is stored as its index + 1.
+    # A hash table with open addressing; its size is a power of two, and it is at most half full. An
+    # empty slot is 0, so a root is stored as its index + 1.
     size = 16
     while size < 2 * len(node_R):
         size *= 2
@@ -60,15 +60,15 @@ def find_distinct(
             other = table[slot] - 1
             if other < 0:
                 table[slot] = r + 1
-                first_asked[r] = r
+                first_root[r] = r
                 distinct[found] = r
                 found += 1
                 break
 
-            # The slot is taken, by the same query or by a collision.
+            # The slot has the same query, or another one with the same hash.
             same = before_R[other] == before_R[r] and since_R[other] == since_R[r]
             if same and node_R[other] == node_R[r]:
-                first_asked[r] = other
+                first_root[r] = other
                 break
             slot = (slot + np.uint64(1)) & np.uint64(size - 1)
     return found
@@ -78,8 +78,8 @@ def find_distinct(
 def _repeat(q: Query, out: Sampled) -> None:
     """Copy the result of the first root of each distinct query to the other roots with that
     query."""
-    for r in range(len(q.first_asked)):
-        first = q.first_asked[r]
+    for r in range(len(q.first_root)):
+        first = q.first_root[r]
         if first != r:
             out.missing[r] = out.missing[first]
             for i in range(out.first, out.first + out.fanout):
@@ -148,8 +148,8 @@ def _below(random: Any, bound: Any) -> Any:
 
 @inner
 def _choose(state: Any, count: int, k: int, replace: bool, chosen: NDArray[Any]) -> Any:
-    """Write numbers below `count` into chosen: k with replacement, else min(k, count) distinct ones
-    (Floyd 1987). Returns: how many."""
+    """Write random numbers below `count` to chosen: k with replacement, or min(k, count) distinct
+    ones (Floyd 1987). Returns: how many."""
     if replace:
         for i in range(k):
             chosen[i] = _below(mixed(state + np.uint64(i)), count)
@@ -161,7 +161,7 @@ def _choose(state: Any, count: int, k: int, replace: bool, chosen: NDArray[Any])
             chosen[i] = count - 1 - i
         return count
 
-    # Floyd: a number that was drawn before is replaced by the highest allowed one, which is new.
+    # Floyd: replace a number that was drawn before by the highest one allowed, which is new.
     for i in range(k):
         top = count - k + i
         pick = _below(mixed(state + np.uint64(i)), top + 1)
@@ -209,7 +209,7 @@ def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
     listed = np.empty(0, np.int64)
     distinct, num_distinct = q.distinct, len(q.distinct)
 
-    # Search for the lower bounds of the ranges only if some root has one.
+    # Search for the beginnings of the ranges only if some root has one.
     bounded = False
     for r in range(len(q.root)):
         bounded = bounded or q.since[r] > q.first
@@ -230,8 +230,7 @@ def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
             out.missing[r] = (begin < 0 or ends[i] < 0) and q.since[r] < q.before[r]
             if out.missing[r] or count <= 0 or q.since[r] >= q.before[r]:
                 continue
-            # A node's oldest blocks are offloaded first: if any block of the range is, the first
-            # one is.
+            # The oldest blocks of a node are offloaded first, so check the first one of the range.
             at = g.nodes[4 * node + DIRECTORY]
             if g.blocks[2 * (at + block_of(g, begin)) + 1] < 0:
                 out.missing[r] = True

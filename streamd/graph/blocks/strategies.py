@@ -1,5 +1,5 @@
-"""The strategies for drawing neighbors: each in words, as a kernel of the host and as one of the
-device.
+"""The table of strategies for draws of neighbors: for each its text, its kernel on the host and its
+kernel on a GPU.
 
 `tests/graph/reference_draws.py` has a plain reference of each.
 """
@@ -15,9 +15,9 @@ StrategyName = Literal["recent", "uniform"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strategy:
-    """kernel: (BlockArrays, Query, Sampled), compiled by numba. device_kernel: name of the function
-    in `streamd/gpu/kernels/sampling.cu`. draws: whether it is random, and so uses a seed and
-    `replace`."""
+    """A row of the table. rule: the strategy as text. kernel: (BlockArrays, Query, Sampled),
+    compiled by numba. device_kernel: name of the function in `streamd/gpu/kernels/sampling.cu`.
+    draws: whether it is random, and so uses `seed` and `replace`."""
 
     rule: str
     kernel: Callable[..., Any]

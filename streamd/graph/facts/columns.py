@@ -10,7 +10,8 @@ class FactColumn(IntEnum):
     """Index of a fact in its row. words: its meaning; "the source" and "the candidate" are the two
     nodes of the pair.
 
-    The weights of every stored model have this order: it never changes, and new facts are appended.
+    The order never changes, since the weights of every stored model depend on it; new facts are
+    appended.
     """
 
     words: str
@@ -105,7 +106,7 @@ NUM_FACTS = len(FactColumn)
 FACT_NAMES = tuple(column.name.lower() for column in FactColumn)
 """The names in manifests and docs."""
 
-# Columns of one kind are contiguous, so that a slice selects them.
+# Slices of columns of one kind, which are contiguous.
 PAIR_WEIGHTS = slice(FactColumn.PAIR_WEIGHT_50, FactColumn.PAIR_WEIGHT_99 + 1)
 CANDIDATE_WEIGHTS = slice(FactColumn.CANDIDATE_WEIGHT_50, FactColumn.CANDIDATE_WEIGHT_99 + 1)
 LOG_SHARES = slice(FactColumn.LOG_SHARE_1, FactColumn.LOG_SHARE_5 + 1)

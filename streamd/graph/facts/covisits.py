@@ -1,8 +1,8 @@
-"""Co-visits: the number of sources that sent events to both of two destinations, one soon after the
-other.
+"""Kernels for co-visits: the number of sources that sent events to two destinations, one soon after
+the other. Compiled by numba.
 
-Kernels, compiled by numba. The table has a fixed size: the index of a count is a hash of its pair,
-and a newer count replaces an older one at its index.
+The table has a fixed size. The index of a count is a hash of its pair; if two pairs have the same
+index, the newer count replaces the older one.
 """
 
 from typing import Any
@@ -17,8 +17,7 @@ from streamd.graph.hashing import mix, mixed
 from streamd.graph.jit import inner
 
 COVISIT_SCALE = 100.0
-"""Factor of shares of co-visits before log(1 + x), so that a share of one in a hundred becomes log
-2."""
+"""Factor of shares of co-visits before log(1 + x): a share of 0.01 becomes log 2."""
 
 
 @inner
@@ -33,7 +32,7 @@ def count_visit(f: FactArrays, u: int, v: int, is_first: bool) -> None:
                 _count(f, x, v)
         f.num_sources[v] += 1
 
-    # The newest destination moves to the front.
+    # Move the newest destination to the front.
     held = f.visited[u, 0]
     f.visited[u, 0] = v + 1
     for i in range(1, VISITED):
@@ -50,7 +49,7 @@ def _key(x: int, v: int) -> Any:
 
 @inner
 def _count(f: FactArrays, x: int, v: int) -> None:
-    # The index is a sum of two hashes, so that a query hashes each node once for all of its pairs.
+    # The index is the sum of two hashes of nodes, so that a query hashes each node once.
     key = _key(x, v)
     at = (mixed(np.uint64(x)) + mixed(np.uint64(v))) & np.uint64(COVISITS - 1)
     if f.covisits[at, 0] != key:
@@ -60,7 +59,7 @@ def _count(f: FactArrays, x: int, v: int) -> None:
 
 
 def indices_of(nodes: Int64) -> Int64:
-    """The rows of the table for all pairs of some destinations: int64."""
+    """The rows of the table for all pairs of some destinations: int64. nodes: int64 ids."""
     hashed = mix(nodes.astype(np.uint64))
     x, v = np.triu_indices(len(nodes), 1)
     at: Int64 = ((hashed[x] + hashed[v]) & np.uint64(COVISITS - 1)).astype(np.int64)
@@ -71,10 +70,11 @@ def indices_of(nodes: Int64) -> Int64:
 def fill_covisits(
     f: FactArrays, u: int, candidates: NDArray[Any], out_total: NDArray[Any], out_greatest: Any
 ) -> None:
-    """Co-visits of each candidate with the last destinations of u, a known node: their sum and
-    their maximum, float32[C] each, as in the columns LOG_COVISITS and LOG_GREATEST_COVISITS."""
+    """Write the co-visits of each candidate with the last destinations of u, a known node: their
+    sum and maximum, float32[C] each, as in the columns LOG_COVISITS and LOG_GREATEST_COVISITS.
+    candidates: int64[C]."""
 
-    # Hash and weigh the source's destinations once.
+    # Hash and weigh the last destinations of the source once.
     count = 0
     node = np.empty(VISITED, np.int64)
     hashed = np.empty(VISITED, np.uint64)
@@ -94,7 +94,7 @@ def fill_covisits(
         total = greatest = 0.0
         own = mixed(np.uint64(v))
         for i in range(count):
-            # Few pairs have a count, so compare the key first.
+            # Compare the key first, since few pairs have a count.
             at = (hashed[i] + own) & np.uint64(COVISITS - 1)
             if f.covisits[at, 0] == _key(node[i], v):
                 share = np.float64(f.covisits[at, 1]) / root[i]

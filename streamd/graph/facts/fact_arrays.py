@@ -9,7 +9,7 @@ from streamd.graph.facts.columns import NUM_HALF_LIVES
 from streamd.graph.kernel_types import record, writes
 
 RATES = (0.5, 0.8, 0.95, 0.99)
-"""Decay per event of the columns PAIR_WEIGHT_50 to PAIR_WEIGHT_99: these weigh about the last 2, 5,
+"""Decay per event of the columns PAIR_WEIGHT_50 to PAIR_WEIGHT_99, which weigh about the last 2, 5,
 20 and 100 events."""
 NUM_RATES = len(RATES)
 PARTNERS = 16
@@ -17,21 +17,22 @@ PARTNERS = 16
 NEVER = np.int64(-(2**62))
 """Time of an event that never happened; differences to it do not overflow."""
 POWERS = 2048
-"""Ages with a tabulated decay; from 2048 on it counts as zero, 0.99 ** 2048 being one in a
+"""Number of ages in the table of decays. A greater age has decay 0: 0.99 ** 2048 is one in a
 billion."""
 TRANSITIONS = 1 << 17
-"""Entries of the table of transitions: 2.6 MB. A power of two; if two transitions have the same
-index, the newer one replaces the older."""
+"""Entries of the table of transitions, 2.6 MB; a power of two. If two transitions have the same
+index, the newer one replaces the older one."""
 HOURS = 1 << 18
-"""Entries of the table of hours of the day: 4.2 MB. As above."""
+"""Entries of the table of hours of the day, 4.2 MB; otherwise as TRANSITIONS."""
 COVISITS = 1 << 20
-"""Entries of the table of co-visits: 16.8 MB. As above; the first event of a pair adds up to 10."""
+"""Entries of the table of co-visits, 16.8 MB; otherwise as TRANSITIONS. The first event of a pair
+adds up to 10 entries."""
 VISITED = 10
 """Number of last distinct destinations of a source in memory."""
 
 
 SPARE_PAIRS = 64
-"""Pairs beyond `max_pairs` that the table has room for, for a moment."""
+"""Room of the table beyond `max_pairs`, for the temporary pairs of `supposing`."""
 
 
 class FactArrays(NamedTuple):
@@ -98,6 +99,7 @@ class FactArrays(NamedTuple):
     size: NDArray[Any]
 
 
+# Types and shapes of the arrays, by the kind of their rows.
 NODE_ARRAYS: dict[str, tuple[Any, ...]] = {
     "seen": (np.int64,),
     "last": (np.int64,),

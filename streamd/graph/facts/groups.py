@@ -22,8 +22,8 @@ C = FactColumn
 
 @dataclass(frozen=True, slots=True)
 class FactGroup:
-    """Facts with the same kind of information, so that the effect of removing them together has a
-    meaning.
+    """Facts with the same kind of information: only the effect of removing all of them together has
+    a meaning.
 
     words: their subject; "the source" and "the candidate" are the two nodes of the pair.
     """
@@ -118,7 +118,7 @@ GROUPS = (
 scores."""
 
 # Smaller differences are rounding errors of float32 logs.
-EDGE = 1e-3
+TOLERANCE = 1e-3
 UNITS = (("year", 31_557_600.0), ("day", 86_400.0), ("h", 3_600.0), ("min", 60.0))
 HALF_LIVES = ("1st", "2nd", "3rd", "4th", "5th")
 
@@ -132,8 +132,8 @@ def fact_words(column: FactColumn, facts_F: Float32) -> str:
 
 
 def times_met(facts_F: Float32) -> int:
-    """Number of a pair's events, as recovered from the facts, which keep the last `model.max_pairs`
-    pairs."""
+    """Number of a pair's events, computed from its share of the source's events; 0 for a pair that
+    is no longer among the last `model.max_pairs`."""
     events = math.expm1(float(facts_F[C.LOG_SOURCE_EVENTS]))
     log_met = float(facts_F[C.LOG_PAIR_SHARE]) + math.log(events + UNSEEN_SOURCE)
     return max(0, round(math.exp(log_met) - UNSEEN_PAIR))
@@ -171,16 +171,16 @@ def _count(log_count: float, noun: str) -> str:
 
 
 def _never(log_seconds: float) -> bool:
-    return log_seconds > NEVER_LOG_SECONDS - EDGE
+    return log_seconds > NEVER_LOG_SECONDS - TOLERANCE
 
 
-Say = Callable[[float, Float32], str]
-"""(value of a fact, its whole row) -> words."""
+Describe = Callable[[float, Float32], str]
+"""(value of a fact, its whole row) -> the fact as text."""
 
 
-def _weight(end: str, rate: float) -> Say:
-    def say(value: float, _: Float32) -> str:
-        if value < EDGE:
+def _weight(end: str, rate: float) -> Describe:
+    def describe(value: float, _: Float32) -> str:
+        if value < TOLERANCE:
             return f"none of the {end}'s last events was between the two"
         loss = f"{100 * (1 - rate):.0f} %"
         return (
@@ -188,49 +188,49 @@ def _weight(end: str, rate: float) -> Say:
             f"{loss} with every later event of the {end}"
         )
 
-    return say
+    return describe
 
 
-def _since(when: str, never: str) -> Say:
-    def say(value: float, _: Float32) -> str:
+def _since(when: str, never: str) -> Describe:
+    def describe(value: float, _: Float32) -> str:
         return never if _never(value) else when.format(duration(math.exp(value)))
 
-    return say
+    return describe
 
 
-def _since_met(end: str) -> Say:
-    def say(value: float, row_F: Float32) -> str:
+def _since_met(end: str) -> Describe:
+    def describe(value: float, row_F: Float32) -> str:
         had = f"the {end} had {_count(value, 'event')}"
         return f"{had}, and the two never met" if row_F[C.MET] < 0.5 else f"{had} since they met"
 
-    return say
+    return describe
 
 
-def _popularity(nth: str) -> Say:
-    def say(value: float, _: Float32) -> str:
+def _popularity(nth: str) -> Describe:
+    def describe(value: float, _: Float32) -> str:
         by = f"averaged with the {nth} half-life of model.half_lives_seconds"
-        if value <= FLOOR_LOG_SHARE + EDGE:
+        if value <= FLOOR_LOG_SHARE + TOLERANCE:
             return f"hardly any recent event went to the candidate ({by})"
         return f"{_share(value)} of recent events went to the candidate ({by})"
 
-    return say
+    return describe
 
 
-def _events(end: str) -> Say:
+def _events(end: str) -> Describe:
     return lambda value, _: f"the {end} had {_count(value, 'event')}"
 
 
-def _repeats(end: str) -> Say:
+def _repeats(end: str) -> Describe:
     return lambda value, _: (
         f"{100 * value:.0f} % of the {end}'s last events had the same partner as the event before"
     )
 
 
-def _partners(end: str) -> Say:
+def _partners(end: str) -> Describe:
     return lambda value, _: f"the {end} had {_count(value, 'different partner')}"
 
 
-def _gap(end: str) -> Say:
+def _gap(end: str) -> Describe:
     return _since(
         f"the {end}'s last two events were {{}} apart", f"the {end} had fewer than two events"
     )
@@ -240,13 +240,13 @@ NEVER_NEXT = "the candidate never came next after the source's last partner"
 
 
 def _transitions(value: float, row_F: Float32) -> str:
-    if row_F[C.LOG_EVENTS_SINCE_TRANSITION] >= NEVER_LOG_EVENTS - EDGE:
+    if row_F[C.LOG_EVENTS_SINCE_TRANSITION] >= NEVER_LOG_EVENTS - TOLERANCE:
         return NEVER_NEXT
     return f"the candidate came next after {_share(value)} of events with the source's last partner"
 
 
 def _since_transition(value: float, _: Float32) -> str:
-    if value >= NEVER_LOG_EVENTS - EDGE:
+    if value >= NEVER_LOG_EVENTS - TOLERANCE:
         return NEVER_NEXT
     events = _count(value, "event")
     return f"the source's last partner had {events} since the candidate came next after it"
@@ -260,13 +260,13 @@ def _pair_hours(value: float, row_F: Float32) -> str:
 
 
 def _candidate_hours(value: float, row_F: Float32) -> str:
-    if row_F[C.LOG_CANDIDATE_EVENTS] < EDGE:
+    if row_F[C.LOG_CANDIDATE_EVENTS] < TOLERANCE:
         return "the candidate never had an event at any hour of the day"
     return f"about {_share(value)} of the candidate's events came at this hour of the day"
 
 
 def _covisits(value: float, _: Float32) -> str:
-    if value < EDGE:
+    if value < TOLERANCE:
         return "no source went both to the candidate and to one of the source's last destinations"
     share = _share(math.log(math.expm1(value) / COVISIT_SCALE))
     return (
@@ -276,13 +276,13 @@ def _covisits(value: float, _: Float32) -> str:
 
 
 def _greatest_covisits(value: float, row_F: Float32) -> str:
-    if value < EDGE:
+    if value < TOLERANCE:
         return _covisits(value, row_F)
     share = _share(math.log(math.expm1(value) / COVISIT_SCALE))
     return f"one of the source's last destinations shares {share} of its sources with the candidate"
 
 
-WORDS: Mapping[FactColumn, Say] = {
+WORDS: Mapping[FactColumn, Describe] = {
     **{
         column: _weight(end, rate)
         for end, first in (("source", C.PAIR_WEIGHT_50), ("candidate", C.CANDIDATE_WEIGHT_50))
@@ -352,21 +352,21 @@ def _recency(row_F: Float32) -> str:
 
 def _paths(row_F: Float32) -> str:
     # In a bipartite stream source and candidate have no partners in common, so use co-visits.
-    common = row_F[C.LOG_COMMON_PARTNERS] >= EDGE or row_F[C.LOG_COVISITS] < EDGE
+    common = row_F[C.LOG_COMMON_PARTNERS] >= TOLERANCE or row_F[C.LOG_COVISITS] < TOLERANCE
     return fact_words(C.LOG_COMMON_PARTNERS if common else C.LOG_GREATEST_COVISITS, row_F)
 
 
-def _said(column: FactColumn) -> Callable[[Float32], str]:
+def _fact_words(column: FactColumn) -> Callable[[Float32], str]:
     return lambda row_F: fact_words(column, row_F)
 
 
 SUMMARIES: Mapping[str, Callable[[Float32], str]] = {
     "frequency": _frequency,
     "recency": _recency,
-    "popularity": _said(C.LOG_SHARE_3),
-    "source": _said(C.LOG_SECONDS_SINCE_SOURCE),
-    "candidate": _said(C.LOG_CANDIDATE_EVENTS),
+    "popularity": _fact_words(C.LOG_SHARE_3),
+    "source": _fact_words(C.LOG_SECONDS_SINCE_SOURCE),
+    "candidate": _fact_words(C.LOG_CANDIDATE_EVENTS),
     "paths": _paths,
-    "sequence": _said(C.LOG_TRANSITION_SHARE),
-    "hour": _said(C.LOG_PAIR_HOUR_SHARE),
+    "sequence": _fact_words(C.LOG_TRANSITION_SHARE),
+    "hour": _fact_words(C.LOG_PAIR_HOUR_SHARE),
 }

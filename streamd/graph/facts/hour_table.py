@@ -1,8 +1,8 @@
-"""The table of hours of the day: numbers of events of pairs, and of events received by nodes, at
-each hour.
+"""Kernels for the table of hours of the day: the number of events of pairs, and of events received
+by nodes, at each hour. Compiled by numba.
 
-Kernels, compiled by numba. The table has a fixed size: the index of a count is a hash of its key,
-and a newer count replaces an older one at its index.
+The table has a fixed size. The index of a count is a hash of its key; if two keys have the same
+index, the newer count replaces the older one.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ NODE_BITS = 28
 """Bits of a node id in a key: `PairFacts` holds 2 ** 28 nodes at most."""
 HOUR_BITS = 5
 ANYONE = 1 << NODE_BITS
-"""Instead of a source: events of any source."""
+"""In place of a source: events of any source."""
 
 
 def _hour(time: Any) -> Any:
@@ -29,7 +29,7 @@ def _hour(time: Any) -> Any:
 
 
 def _pair(u: Any, v: Any) -> Any:
-    # Keys start at 1, so that 0 is an empty entry. The hour is added in the low bits later.
+    # Keys start at 1, so that 0 is an empty entry. The caller adds the hour in the low bits.
     return ((np.uint64(u) << np.uint64(NODE_BITS)) | np.uint64(v)) + np.uint64(1)
 
 
@@ -38,7 +38,7 @@ _key = inner(_pair)
 
 
 def indices_of(src_E: Int64, dst_E: Int64, time_E: Int64) -> Int64:
-    """The rows of the table that events change: int64[2 E]."""
+    """The rows of the table that E events change: int64[2 E]. time_E: microseconds."""
     hour_E = _hour(time_E).astype(np.uint64)
     keys = (_pair(src_E, dst_E), _pair(np.full(len(dst_E), ANYONE), dst_E))
     at = np.concatenate([mix(key) + hour_E for key in keys])
@@ -57,7 +57,7 @@ def key_names(key: np.uint64, gone: Any) -> bool:
 def count_hour(f: FactArrays, u: int, v: int, hour: int) -> None:
     """Count an event u -> v at an hour of the day; u is a node or ANYONE."""
     key = _key(u, v)
-    # The hours of a pair are contiguous.
+    # The counts of a pair are contiguous, hour by hour.
     place = (mixed(key) + np.uint64(hour)) & np.uint64(HOURS - 1)
     key = (key << np.uint64(HOUR_BITS)) | np.uint64(hour)
     if f.hours[place, 0] != key:
@@ -68,8 +68,8 @@ def count_hour(f: FactArrays, u: int, v: int, hour: int) -> None:
 
 @inner
 def events_around(f: FactArrays, u: int, v: int, hour: int) -> Any:
-    """Number of events u -> v in an hour of the day, the hour before and the hour after, as far as
-    the table still has them."""
+    """Number of events u -> v in an hour of the day and the hours before and after it, as far as
+    the table still has the counts."""
     key = _key(u, v)
     first = mixed(key)
     found = np.int64(0)

@@ -27,7 +27,7 @@ from streamd.graph.jit import compiled_for, inner
 from streamd.graph.kernel_types import INT, INTS, INTS_2D, WRITTEN_FACTS
 
 THREE_HOP_PARTNERS = 8
-"""Partners at each of three hops: at most 512 paths are counted."""
+"""Number of last partners at each of three hops, so that at most 512 paths are counted."""
 NEVER_LOG_SECONDS = 20.0
 """Log seconds since an event that never happened: 15 years, longer than any relevant gap."""
 FLOOR_LOG_SHARE = -14.0
@@ -37,15 +37,15 @@ KEPT_REPEATS = 0.8
 UNSEEN_EVENTS = 20.0
 """Events added to a node's count, so that its first transitions have little effect."""
 UNSEEN_TRANSITIONS = 0.02
-"""Of these, transitions to each candidate: one in a thousand."""
+"""Number of these events that are transitions to each candidate: one in a thousand."""
 NEVER_LOG_SHARE = -10.0
-"""Log share of transitions if the source has no last partner: the same as for a candidate that
-followed none of 420 events."""
+"""Log share of transitions if the source has no last partner: that of a candidate that followed
+none of 420 events."""
 NEVER_LOG_EVENTS = 12.0
 """Log events since a transition that never happened: 160,000 events."""
 UNSEEN_HOURS = 8.0
-"""Events added to the count of a pair or a candidate, spread evenly over the hours and both
-directions, so that their first hours have little effect."""
+"""Events added to the count of a pair or candidate, evenly over the hours and both directions, so
+that its first hours have little effect."""
 UNSEEN_PAIR = 0.02
 """Events added to a pair's count."""
 UNSEEN_SOURCE = 5.0
@@ -100,7 +100,7 @@ def forget(f: FactArrays, nodes: NDArray[Any]) -> None:
     if not found:
         return
 
-    # Drop their pairs; `drop` moves another pair to the same entry, so check that entry again.
+    # Drop their pairs. `drop` moves another pair to the same entry, so check this entry again.
     entry = np.int64(0)
     while entry < f.size[0]:
         if gone[f.key[entry] >> np.uint64(32)] or gone[f.key[entry] & np.uint64(0xFFFFFFFF)]:
@@ -127,7 +127,7 @@ def forget(f: FactArrays, nodes: NDArray[Any]) -> None:
     kept = np.empty(PARTNERS, np.int32)
     for node in range(num_nodes):
         if gone[node]:
-            # Its rank stays, so that the ranks of other destinations do not change.
+            # Keep its rank, so that the ranks of other destinations do not change.
             f.seen[node] = f.ring_count[node] = 0
             f.last[node] = f.last_dst[node] = f.pop_at[node] = NEVER
             f.log_gap[node] = NEVER_LOG_SECONDS
@@ -185,7 +185,7 @@ def _meet(f: FactArrays, entry: int, side: int, node: int, other: int, time: int
         f.log_gap[node] = _log_seconds(time, f.last[node])
 
     f.seen[node] += 1
-    # Weights decay with the node's own events since the two last met, then count this event.
+    # Decay the weights by the node's own events since the two last met, then add this event.
     age = f.seen[node] - f.met_at[entry, side]
     for r in range(NUM_RATES):
         old = f.weight[entry, side, r] * _power(f, r, age) if f.met_at[entry, side] >= 0 else 0.0
@@ -200,7 +200,7 @@ def _meet(f: FactArrays, entry: int, side: int, node: int, other: int, time: int
 def update(f: FactArrays, u: int, v: int, time: int, max_pairs: int) -> None:
     """Add the event u -> v. max_pairs: bound of the table of pairs."""
 
-    # Count the transition from the source's last partner; it replaces an older one with the same
+    # Count the transition from the source's last partner. It replaces another one with the same
     # index.
     before = _last_partner(f.ring, f.ring_count, u)
     if before >= 0:
@@ -233,7 +233,7 @@ def update(f: FactArrays, u: int, v: int, time: int, max_pairs: int) -> None:
         f.size[4] += 1
         f.rank[v] = f.size[4]
 
-    # Popularity decays up to now, then counts this event.
+    # Decay the popularity up to now, then add this event.
     known = f.pop_at[v] != NEVER
     for h in range(NUM_HALF_LIVES):
         old = np.exp(f.log_pop[v, h] - (time - f.pop_at[v]) * f.decay[h]) if known else 0.0
@@ -252,14 +252,14 @@ def _log_seconds(now: int, then: int) -> Any:
 
 @inner
 def _log_hour_share(around: int, events: int) -> Any:
-    # UNSEEN_HOURS / 16: three of 24 hours, in one of two directions. A pair that was dropped and
-    # came back counts from 0 again, but its hours do not: hence the minimum.
+    # UNSEEN_HOURS / 16: three of 24 hours, in one of two directions. The minimum is for a pair that
+    # was dropped and came back: its events count from 0 again, its hours do not.
     return np.log((min(around, events) + UNSEEN_HOURS / 16.0) / (events + UNSEEN_HOURS))
 
 
 @inner
 def _mark_three_hops(f: FactArrays, u: int, step: int) -> None:
-    # step 1: count the paths at their last nodes. step 0: walk the same paths and clear the counts.
+    # With step 1 count the paths at their last nodes; with step 0 clear these counts.
     for i in range(min(f.ring_count[u], THREE_HOP_PARTNERS)):
         x = f.ring[u, (f.ring_count[u] - 1 - i) % PARTNERS]
         for j in range(min(f.ring_count[x], THREE_HOP_PARTNERS)):
@@ -291,7 +291,7 @@ def fill_rows(
             np.log(f.totals[h]) - (time - f.size[3]) * f.decay[h] if f.totals[h] > 0 else 0.0
         )
 
-    # Common partners: mark the source's, and count the marks among each candidate's.
+    # Common partners: mark those of the source, then count the marks among those of each candidate.
     partners = min(f.ring_count[u], PARTNERS) if known else 0
     for i in range(partners):
         f.mark[f.ring[u, i]] += 1
@@ -432,24 +432,24 @@ def advance(
     gone_at: NDArray[Any],
 ) -> None:
     """Add events in order. For an event with row_of[i] >= 0, first write the facts of its
-    candidates strictly before it.
+    candidates strictly before the event's time.
 
-    row_of: int64[E], -1 for none; candidates: int64[R, C]; out: float32[R, C, NUM_FACTS]. Events of
-    equal times do not see one another. gone: int64[D], deleted nodes; gone_at: int64[D], ascending,
-    the index of the event before which each is deleted.
+    row_of: int64[E], row of the event in candidates and out, -1 for none. candidates: int64[R, C].
+    out: float32[R, C, NUM_FACTS]. gone: int64[D], deleted nodes. gone_at: int64[D], ascending, the
+    index of the event before which each is deleted.
     """
     i = done = np.int64(0)
     while i < len(src):
         done = _forget_until(f, gone, gone_at, done, i)
 
-        # Events of equal times do not see one another: write all of their rows first.
+        # Facts are strictly before the event's time, so write all rows of equal times first.
         j = i
         while j < len(src) and time[j] == time[i]:
             if row_of[j] >= 0:
                 fill_rows(f, src[j], candidates[row_of[j]], time[j], out[row_of[j]])
             j += 1
 
-        # Then add them one by one, with the deletes between them.
+        # Then add these events one by one, with the deletes between them.
         for k in range(i, j):
             done = _forget_until(f, gone, gone_at, done, k)
             update(f, src[k], dst[k], time[k], max_pairs)

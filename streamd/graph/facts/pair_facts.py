@@ -1,5 +1,4 @@
-"""Facts about (source, candidate) pairs: computed from the log, updated by every event, in bounded
-memory.
+"""Facts about (source, candidate) pairs: every event of the log updates them, in bounded memory.
 
 `streamd.graph.facts.columns` names the columns of a row.
 """
@@ -28,25 +27,24 @@ from streamd.graph.facts.fact_arrays import (
     FactArrays,
 )
 from streamd.graph.facts.kernels import LN2, NEVER_LOG_SECONDS, advance, fill_many
-from streamd.graph.facts.pair_table import place_all
+from streamd.graph.facts.pair_table import insert_all_slots
 from streamd.graph.facts.supposed_facts import supposing
 from streamd.tensors import map_arrays, unpack, write_arrays
 
 MAX_NODES = 2**28
 """The node table reserves 53 GB of address space; only rows in use take memory."""
 NODE_STEP = 16_384
-"""Number of rows by which the node table grows: 448 KB are written for them."""
+"""Number of rows by which the node table grows, which writes 448 KB."""
 NEVER_ARRAYS = ("last", "last_dst", "pop_at")
-"""Arrays over nodes whose new rows hold NEVER; new rows of `log_gap` hold NEVER_LOG_SECONDS, all
-others zeros."""
+"""Arrays over nodes with NEVER in new rows; `log_gap` has NEVER_LOG_SECONDS, all others zeros."""
 
 
 class PairFacts:
     """The state of the pair facts after the events so far. Owner: one thread per role.
 
-    half_lives_seconds: five. max_pairs: number of most recently updated pairs in memory, about 94
-    bytes each. edge: id of the next event. A deleted node's facts are dropped at the position of
-    its delete among the events; no later event names it.
+    half_lives_seconds: five. max_pairs: maximum number of pairs in memory, the most recently
+    updated ones, about 94 bytes each. edge: id of the next event. The facts of a deleted node are
+    dropped at the position of its delete among the events; no later event has this node.
     """
 
     def __init__(self, half_lives_seconds: Sequence[float], max_pairs: int, edge: int = 0) -> None:
@@ -59,7 +57,7 @@ class PairFacts:
         self.edge = edge
         self.num_forgotten = 0
 
-        # Table of the decay of a pair's weight by its age in events.
+        # The decay of a pair's weight, by rate and age in events.
         power = np.array([[r**age for age in range(POWERS)] for r in RATES], np.float32)
 
         # Tables start empty: `_grow` makes room before events are added.
@@ -86,10 +84,10 @@ class PairFacts:
     def advance(
         self, src_E: Int64, dst_E: Int64, time_E: Int64, deletes: NodeDeletes = NO_DELETES
     ) -> None:
-        """Add events in log order, and apply all of the log's deletes up to their end. Raises:
-        CapacityError, and ValueError after `map`.
+        """Add events in log order, and apply the log's deletes up to their end. src_E, dst_E,
+        time_E: int64[E]; times in microseconds. Raises: CapacityError; ValueError after `map`.
 
-        Events of equal times may be split between calls, since no rows are computed.
+        Events of equal times may be in different calls, since no facts are returned.
         """
         self._run(
             src_E,
@@ -105,32 +103,31 @@ class PairFacts:
         src_E: Int64,
         dst_E: Int64,
         time_E: Int64,
-        asked_R: Int64,
+        query_R: Int64,
         candidates_RC: Int64,
         deletes: NodeDeletes = NO_DELETES,
     ) -> Float32:
-        """As `advance`, and return for each event asked_R[r] the facts of its candidates strictly
-        before it.
+        """As `advance`, and return the facts of the candidates of some events, strictly before the
+        time of each.
 
-        asked_R: int64[R], indices into the events. Events of equal times must be in one call.
-        Returns: float32[R, C, NUM_FACTS].
+        query_R: int64[R], indices of these events. candidates_RC: int64[R, C] node ids. All events
+        of equal times must be in one call. Returns: float32[R, C, NUM_FACTS].
         """
         row_of = np.full(len(src_E), -1, np.int64)
-        row_of[asked_R] = np.arange(len(asked_R))
+        row_of[query_R] = np.arange(len(query_R))
         return self._run(src_E, dst_E, time_E, row_of, candidates_RC, deletes)
 
     @contextmanager
     def supposing(self, src_E: Int64, dst_E: Int64, time_E: Int64) -> Iterator[None]:
-        """Have further events within a block, as after `advance`, and nothing of them afterwards:
-        at most SPARE_PAIRS, of one source without events. No pair is dropped for theirs, on which
-        the facts of this source do not depend."""
+        """Add events inside the block, and remove them at its end: at most SPARE_PAIRS, of one
+        source without events. No other pair is dropped for theirs."""
         if not len(src_E):
             yield
             return
         assert len(src_E) <= SPARE_PAIRS and not self.is_known(src_E).any()
         self._grow(int(max(src_E.max(), dst_E.max())) + 1, self.num_pairs)
 
-        # Fuller than usual, so that a large table does not move for a few pairs.
+        # The table may become fuller than usual, so that it need not move for a few pairs.
         if len(self._f.slots) < self.num_pairs + 2 * len(src_E):
             self._grow_slots(self.num_pairs + len(src_E))
         edge = self.edge
@@ -142,31 +139,32 @@ class PairFacts:
             self.edge = edge
 
     def compute(self, src_R: Int64, time_R: Int64, candidates_RC: Int64) -> Float32:
-        """Return the facts of queries at given times in the present state: float32[R, C,
-        NUM_FACTS]. Ids of nodes without events are allowed."""
+        """Return the facts of queries in the present state: float32[R, C, NUM_FACTS]. src_R,
+        candidates_RC: int64 node ids, which may be unknown. time_R: int64[R] microseconds."""
         out = np.zeros((*candidates_RC.shape, NUM_FACTS), np.float32)
         fill_many(self._f, src_R, time_R, candidates_RC, out)
         return out
 
     def destinations(self) -> Int64:
-        """Ids of all nodes that were a destination and are not deleted, int64, ascending."""
+        """Ids of the destinations so far that are not deleted: int64, ascending."""
         return np.flatnonzero(self._f.pop_at != NEVER)
 
     @property
-    def sighted(self) -> NDArray[np.int32]:
-        """Ids of all nodes that ever were a destination, deleted ones too, in order of their first
-        event as one: int32."""
+    def destination_order(self) -> NDArray[np.int32]:
+        """Ids of all destinations so far, deleted ones too, in order of their first event as a
+        destination: int32."""
         return self._f.order[: int(self._f.size[4])]
 
     def ranks_of(self, nodes: Int64) -> Int64:
-        """Index of each node in `sighted`, -1 if it never was a destination: int64, same shape."""
+        """Index of each node in `destination_order`, -1 if it never was a destination: int64 of the
+        same shape."""
         inside = (nodes >= 0) & (nodes < self.num_nodes)
         ranks = np.full(nodes.shape, -1, np.int64)
         ranks[inside] = self._f.rank[nodes[inside]] - 1
         return ranks
 
     def partners(self, node: int) -> Int64:
-        """Distinct last partners of a node, at most 16, int64; empty for a node without events."""
+        """Distinct last partners of a node, at most 16: int64; empty for a node without events."""
         if not 0 <= node < self.num_nodes:
             return np.zeros(0, np.int64)
         return np.unique(self._f.ring[node, : min(int(self._f.ring_count[node]), PARTNERS)]).astype(
@@ -203,8 +201,8 @@ class PairFacts:
         """A number that orders nodes by their decayed share of all destinations, for each
         half-life: float64[N, 5], -inf for a node that never was a destination.
 
-        It is the log of the count if older events do not decay but newer ones weigh more, from time
-        0 on, so that only a node's own events change it.
+        It is the log of a count in which events do not decay, but an event at time t has the weight
+        2 ** (t / half-life). So only a node's own events change it.
         """
         out = np.full((len(nodes), NUM_HALF_LIVES), -np.inf)
         inside = np.flatnonzero((nodes >= 0) & (nodes < self.num_nodes))
@@ -218,16 +216,17 @@ class PairFacts:
         return PairFacts(self.half_lives_seconds, self.max_pairs, edge)
 
     def save(self, path: Path, more: Mapping[str, str] | None = None) -> None:
-        """Write the state durably to a file for `restore`. more: metadata. Raises: OSError."""
+        """Write the state durably to a file for `restore`. more: metadata to add. Raises:
+        OSError."""
         write_arrays(path, self.tensors(), more=more)
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """The state by name, with `edge`, for `save`."""
-        # Rows after the last node in use have no information and are not stored.
+        # Do not store rows after the last node in use.
         used = np.flatnonzero((self._f.seen > 0) | (self._f.rank > 0))
         nodes = int(used[-1]) + 1 if len(used) else 0
 
-        # Slots are not stored either: they are computed from the keys.
+        # Do not store slots either, since they can be computed from the keys.
         held = {n: getattr(self._f, n)[:nodes] for n in NODE_ARRAYS}
         held |= {n: getattr(self._f, n)[: self.num_pairs] for n in PAIR_ARRAYS}
         return held | {
@@ -243,7 +242,7 @@ class PairFacts:
         other half-lives or more than `max_pairs` pairs. Raises: FileNotFoundError, CorruptionError,
         KeyError or ValueError (arrays are missing, or have another type or shape), without a
         change."""
-        # Read the arrays into their arenas, so that no array is in memory twice.
+        # Read the arrays directly into arenas, so that no array is in memory twice.
         arenas = _arenas(self.max_pairs)
         missing = set(arenas)
 
@@ -262,7 +261,7 @@ class PairFacts:
         ):
             return False
 
-        # Files of older releases lack arrays: fill them.
+        # Fill the arrays that a file of an older release lacks.
         for names, fill in OLDER_FACTS.items():
             if names[0] not in tensors:
                 tensors |= fill(tensors, arenas)
@@ -277,7 +276,7 @@ class PairFacts:
             lacking = ", ".join(sorted(missing))
             raise ValueError(f"arrays are missing, or have another type or shape: {lacking}")
 
-        # All is read and checked: replace the state.
+        # Replace the state, now that all of the file was read and checked.
         edge = int(tensors["edge"][0])
         self._arenas = arenas
         self._f = self._f._replace(
@@ -290,7 +289,7 @@ class PairFacts:
         )
         self.edge = edge
 
-        # Apply deletes from the first one on again: deleting a node twice changes nothing.
+        # The next call applies all deletes again; a second delete of a node changes nothing.
         self.num_forgotten = 0
         self._grow_slots(self.num_pairs)
         return True
@@ -326,7 +325,7 @@ class PairFacts:
         if not self._arenas:
             raise ValueError("Facts that were mapped from a file are read-only.")
 
-        # Kernels cannot grow tables: make room for all nodes and pairs of these events.
+        # Make room for all nodes and pairs of these events, since kernels cannot grow tables.
         if len(src):
             self._grow(int(max(src.max(), dst.max())) + 1, self.num_pairs + len(src))
 
@@ -354,7 +353,7 @@ class PairFacts:
             self._arenas["log_gap"][known:size] = NEVER_LOG_SECONDS
             self._f = self._f._replace(**_over_nodes(self._arenas, size))
 
-        # Beyond max_pairs a new pair replaces the least recently updated one.
+        # From max_pairs on, a new pair replaces the least recently updated one.
         self._grow_slots(min(pairs, self.max_pairs))
 
     def _grow_slots(self, pairs: int) -> None:
@@ -363,7 +362,7 @@ class PairFacts:
         slots = 1 << (2 * pairs - 1).bit_length() if pairs else 2
         if slots > len(self._f.slots):
             self._f = self._f._replace(slots=np.zeros(slots, np.int32))
-            place_all(self._f)
+            insert_all_slots(self._f)
 
 
 def _arenas(max_pairs: int) -> dict[str, NDArray[Any]]:
@@ -383,8 +382,8 @@ def _over_nodes(arenas: dict[str, NDArray[Any]], num_nodes: int) -> dict[str, ND
 def _with_order(
     tensors: dict[str, NDArray[Any]], arenas: dict[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """For facts of a release without the order of destinations: order them by id. Ids are assigned
-    in order of a node's first event, as source or destination."""
+    """For facts of a release without the order of destinations: use the order of ids, which is that
+    of a node's first event as source or destination."""
     known = np.flatnonzero(tensors["pop_at"] != NEVER)
     rank, order = (arenas[name][: len(tensors["seen"])] for name in ("rank", "order"))
     rank[known] = np.arange(1, len(known) + 1)

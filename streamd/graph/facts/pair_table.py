@@ -1,6 +1,5 @@
-"""The table of pairs: a hash table with a list of its entries in order of their last update (LRU).
-
-Kernels, compiled by numba; `streamd.graph.facts.fact_arrays` describes the entry of a pair.
+"""Kernels for the table of pairs: a hash table with a list of its entries in order of their last
+update (LRU). Compiled by numba. `streamd.graph.facts.fact_arrays` describes an entry.
 """
 
 from typing import Any
@@ -19,7 +18,7 @@ def pair_key(a: int, b: int) -> np.uint64:
 
 @inner
 def find(f: FactArrays, key: np.uint64) -> Any:
-    """Entry of a pair, -1 if there is none."""
+    """Index of a pair's entry, -1 if it has none."""
     wrap = np.uint64(len(f.slots) - 1)
     at = mixed(key) & wrap
     while f.slots[at] != 0:
@@ -31,8 +30,8 @@ def find(f: FactArrays, key: np.uint64) -> Any:
 
 
 @inner
-def place(f: FactArrays, entry: int) -> None:
-    """Insert an entry that has no slot into the hash table."""
+def insert_slot(f: FactArrays, entry: int) -> None:
+    """Insert an entry without a slot into the hash table."""
     wrap = np.uint64(len(f.slots) - 1)
     at = mixed(f.key[entry]) & wrap
     while f.slots[at] != 0:
@@ -41,28 +40,27 @@ def place(f: FactArrays, entry: int) -> None:
 
 
 @compiled_for(FACTS)
-def place_all(f: FactArrays) -> None:
+def insert_all_slots(f: FactArrays) -> None:
     """Insert all entries into the hash table, which is empty."""
     for entry in range(f.size[0]):
-        place(f, entry)
+        insert_slot(f, entry)
 
 
 @inner
-def _displace(f: FactArrays, entry: int) -> None:
-    """Remove an entry from the hash table, and move entries that were probed past its slot back."""
+def _remove_slot(f: FactArrays, entry: int) -> None:
+    """Remove an entry from the hash table, and move later entries of the same probe back."""
     wrap = np.uint64(len(f.slots) - 1)
     at = mixed(f.key[entry]) & wrap
     while f.slots[at] != entry + 1:
         at = (at + np.uint64(1)) & wrap
 
-    # Linear probing must not leave a hole: fill it with a later entry, whose own slot is the next
-    # hole.
+    # Linear probing stops at a hole, so fill it with a later entry, which leaves the next hole.
     hole = at
     f.slots[hole] = 0
     at = (hole + np.uint64(1)) & wrap
     while f.slots[at] != 0:
         home = mixed(f.key[f.slots[at] - 1]) & wrap
-        # An entry may move back only if the hole is not before its home slot.
+        # An entry must not move to a hole before its home slot.
         if ((at - home) & wrap) >= ((at - hole) & wrap):
             f.slots[hole] = f.slots[at]
             f.slots[at] = 0
@@ -98,10 +96,8 @@ def _link_newest(f: FactArrays, entry: int) -> None:
 
 @inner
 def touch(f: FactArrays, key: np.uint64, max_pairs: int) -> Any:
-    """Return the entry of a pair, moved to the end of the list as the most recently updated one.
-
-    A pair without an entry gets one; if the table is full, that of the least recently updated pair.
-    """
+    """Return the entry of a pair, and move it to the end of the list as the most recently updated
+    one. A new pair gets a free entry, or that of the least recently updated pair."""
 
     # A known pair moves to the end of the list.
     entry = find(f, key)
@@ -117,7 +113,7 @@ def touch(f: FactArrays, key: np.uint64, max_pairs: int) -> Any:
         f.size[0] += 1
     else:
         entry = f.size[1]
-        _displace(f, entry)
+        _remove_slot(f, entry)
         _unlink(f, entry)
 
     # Its facts start as those of a pair that never met.
@@ -128,15 +124,15 @@ def touch(f: FactArrays, key: np.uint64, max_pairs: int) -> Any:
         f.sent[entry, side] = NEVER
         for r in range(NUM_RATES):
             f.weight[entry, side, r] = 0.0
-    place(f, entry)
+    insert_slot(f, entry)
     _link_newest(f, entry)
     return entry
 
 
 @inner
 def drop(f: FactArrays, entry: int) -> None:
-    """Delete an entry; the last one moves to its index."""
-    _displace(f, entry)
+    """Delete an entry. The last entry of the table moves to its index."""
+    _remove_slot(f, entry)
     _unlink(f, entry)
     last = f.size[0] - 1
     f.size[0] = last
@@ -144,7 +140,7 @@ def drop(f: FactArrays, entry: int) -> None:
         return
 
     # Move the last entry into the gap: its row, then its links in the list.
-    _displace(f, last)
+    _remove_slot(f, last)
     f.key[entry], f.num_met[entry] = f.key[last], f.num_met[last]
     for side in range(2):
         f.met_at[entry, side], f.sent[entry, side] = f.met_at[last, side], f.sent[last, side]
@@ -163,4 +159,4 @@ def drop(f: FactArrays, entry: int) -> None:
         f.before[after] = entry
     else:
         f.size[2] = entry
-    place(f, entry)
+    insert_slot(f, entry)

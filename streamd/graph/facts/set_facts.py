@@ -1,8 +1,5 @@
-"""Facts about pairs in a log of several edge sets: facts in the query's edge set, and in all edge
-sets together.
-
-In a log of one edge set they are `PairFacts` without any addition.
-"""
+"""Facts about pairs in a log with several edge sets: those in the edge set of the query, and those
+in all edge sets together. With one edge set they are those of `PairFacts`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,23 +21,20 @@ NodeSetOf = Callable[[Int64], Int64]
 
 
 class Destinations:
-    """The nodes of one node set that were destinations, in order of their first event as one.
-    Owner: the facts.
-
-    It has the part of the interface of `PairFacts` that a pool of negatives uses.
-    """
+    """The destinations of one node set, in order of their first event as a destination, with the
+    part of the interface of `PairFacts` that a pool of negatives uses. Owner: the facts."""
 
     def __init__(self) -> None:
         self._order = GrowingArray(np.int64)
         self._rank = np.zeros(0, np.int64)
 
     @property
-    def sighted(self) -> Int64:
-        """Ids in that order, deleted nodes too: int64."""
+    def destination_order(self) -> Int64:
+        """Ids in this order, deleted nodes too: int64."""
         return self._order.values
 
     def add(self, nodes: Int64) -> None:
-        """Add nodes that were not destinations before, int64, in order."""
+        """Add new destinations, int64, in order."""
         if not len(nodes):
             return
         first = len(self._order.values)
@@ -53,11 +47,11 @@ class Destinations:
 
     def truncate(self, count: int) -> None:
         """Drop the nodes after the first `count`."""
-        self._rank[self.sighted[count:]] = -1
+        self._rank[self.destination_order[count:]] = -1
         self._order.truncate(count)
 
     def ranks_of(self, nodes: Int64) -> Int64:
-        """Index of each node in `sighted`, -1 if it is not there: int64, same shape."""
+        """Index of each node in `destination_order`, -1 for others: int64 of the same shape."""
         inside = (nodes >= 0) & (nodes < len(self._rank))
         ranks = np.full(nodes.shape, -1, np.int64)
         ranks[inside] = self._rank[nodes[inside]]
@@ -70,8 +64,8 @@ class SetFacts:
     A row of facts has F = `num_facts(schema)` columns. With several edge sets these are the facts
     in the query's set, the facts in all sets together, and a one-hot of the query's set.
 
-    all: facts of all events. per_set: facts of the events of each set, whose ids count that set's
-    events only; empty if there is one set.
+    all: facts of all events. per_set: facts of each set; event ids in these count the events of the
+    set only. Empty if there is one set.
     """
 
     def __init__(
@@ -82,8 +76,8 @@ class SetFacts:
         edge: int,
         node_set_of: NodeSetOf,
     ) -> None:
-        """max_pairs: bound of the pairs in each of `all` and `per_set`. edge: id of the next
-        event."""
+        """max_pairs: maximum number of pairs in `all`, and in each of `per_set`. edge: id of the
+        next event. node_set_of: maps node ids to their node sets."""
         self.schema = schema
         self._node_set_of = node_set_of
         self.all = PairFacts(half_lives_seconds, max_pairs, edge)
@@ -134,10 +128,10 @@ class SetFacts:
 
     @contextmanager
     def supposing(self, src_E: Int64, dst_E: Int64, time_E: Int64, set_E: Int64) -> Iterator[None]:
-        """Have further events within a block, as `PairFacts.supposing` does. set_E: as of
-        `advance`."""
+        """Add events inside the block, and remove them at its end, as `PairFacts.supposing`. set_E:
+        as in `advance`."""
         num_sorted = self._num_sorted
-        counts = [len(one.sighted) for one in self._by_node_set]
+        counts = [len(one.destination_order) for one in self._by_node_set]
         with ExitStack() as undo:
             for number, one in enumerate(self.per_set):
                 own = np.flatnonzero(set_E == number)
@@ -156,7 +150,7 @@ class SetFacts:
         dst_E: Int64,
         time_E: Int64,
         set_E: Int64,
-        asked_R: Int64,
+        query_R: Int64,
         candidates_RC: Int64,
         deletes: NodeDeletes = NO_DELETES,
     ) -> Float32:
@@ -166,26 +160,26 @@ class SetFacts:
         Returns: float32[R, C, F].
         """
         if not self.per_set:
-            return self.all.advance_scoring(src_E, dst_E, time_E, asked_R, candidates_RC, deletes)
-        out = self._rows(candidates_RC, set_E[asked_R])
+            return self.all.advance_scoring(src_E, dst_E, time_E, query_R, candidates_RC, deletes)
+        out = self._rows(candidates_RC, set_E[query_R])
         for number, one in enumerate(self.per_set):
             own = np.flatnonzero(set_E == number)
-            rows = np.flatnonzero(set_E[asked_R] == number)
-            at = np.searchsorted(own, asked_R[rows])
+            rows = np.flatnonzero(set_E[query_R] == number)
+            at = np.searchsorted(own, query_R[rows])
             due = self._own_deletes(number, set_E, deletes)
             out[rows, :, :NUM_FACTS] = one.advance_scoring(
                 src_E[own], dst_E[own], time_E[own], at, candidates_RC[rows], due
             )
         out[..., NUM_FACTS : 2 * NUM_FACTS] = self.all.advance_scoring(
-            src_E, dst_E, time_E, asked_R, candidates_RC, deletes
+            src_E, dst_E, time_E, query_R, candidates_RC, deletes
         )
         return out
 
     def compute(self, src_R: Int64, time_R: Int64, candidates_RC: Int64, set_R: Int64) -> Float32:
         """The facts of queries in the present state, as from `PairFacts.compute`.
 
-        set_R: int64[R], the queries' edge sets; with -1 the facts in a set are zeros. Returns:
-        float32[R, C, F].
+        set_R: int64[R], edge sets of the queries; with -1 the facts in the query's set are zeros.
+        Returns: float32[R, C, F].
         """
         if not self.per_set:
             return self.all.compute(src_R, time_R, candidates_RC)
@@ -204,13 +198,14 @@ class SetFacts:
         return out
 
     def _own_deletes(self, number: int, set_E: Int64, deletes: NodeDeletes) -> NodeDeletes:
-        """The deletes up to the end of the next events, with positions among a set's events."""
+        """The deletes up to the end of the next events, with positions that count the events of one
+        set."""
         due = deletes.until(self.edge + len(set_E))
         places = self._places[number]
         new = due.edge[len(places.values) :]
         if len(new):
-            # Positions before these events are clipped to 0: those deletes were applied already, or
-            # have no events to hide.
+            # Clip positions before these events to 0: those deletes were applied already, or hide
+            # no event of this set.
             before = np.concatenate([[0], np.cumsum(set_E == number)])
             at = np.maximum(new - self.edge, 0)
             places.append(self.per_set[number].edge + before[at])
@@ -222,15 +217,15 @@ class SetFacts:
 
     @property
     def has_one_destination(self) -> bool:
-        """Whether each node set has at most one destination so far, deleted ones included."""
+        """Whether each node set has had at most one destination, deleted ones included."""
         numbers = range(len(self._by_node_set))
-        return all(len(self.destinations_in(number).sighted) < 2 for number in numbers)
+        return all(len(self.destinations_in(number).destination_order) < 2 for number in numbers)
 
     def destinations_in(self, node_set: int) -> PairFacts | Destinations:
-        """The destinations of a node set, in order of their first event as one."""
+        """The destinations of a node set, in order of their first event as a destination."""
         if len(self._by_node_set) == 1:
             return self.all
-        new = self.all.sighted[self._num_sorted :].astype(np.int64)
+        new = self.all.destination_order[self._num_sorted :].astype(np.int64)
         if len(new):
             numbers = self._node_set_of(new)
             for number, one in enumerate(self._by_node_set):
@@ -253,17 +248,17 @@ class SetFacts:
         return self.of_set(edge_set).partners(node)
 
     def save(self, path: Path) -> None:
-        """Write the state durably to a file for `restore`, and to one for each set in the same
-        folder:
+        """Write the state durably to a file for `restore`, and to one more file for each set in the
+        same folder:
 
-        1. The files of the sets.
-        2. The file of all sets. It comes last, so that its existence proves that all are complete;
-        a kill before leaves the older facts in use.
+        1. Write the files of the sets.
+        2. Write the file of all sets: if it exists, the others are complete. After a kill before
+           this step, the older facts are used.
 
         Raises: OSError.
         """
         for number, one in enumerate(self.per_set):
-            one.save(beside(path, number))
+            one.save(set_file(path, number))
         more = {NUM_SETS: str(len(self.per_set))} if self.per_set else None
         self.all.save(path, more)
 
@@ -273,26 +268,26 @@ class SetFacts:
         A set that was added to the log since has no facts yet. If the file is of a log with one
         set, its facts are also those of set 0. Returns, raises: as `PairFacts.restore`.
         """
-        # Read every part into new facts, since any file may be damaged or have other settings.
+        # Read every file into new facts first, since any may be damaged or have other settings.
         read = self.fresh(0)
         num_stored = int(metadata_of(path).get(NUM_SETS, "0")) if self.per_set else 0
-        stored = [beside(path, n) for n in range(num_stored)] or [path]
+        stored = [set_file(path, n) for n in range(num_stored)] or [path]
         parts = [(read.all, path), *zip(read.per_set, stored, strict=False)]
         if not all(one.restore(file) for one, file in parts):
             return False
-        self._take_over(read)
+        self._replace_by(read)
         return True
 
     def map(self, path: Path) -> None:
-        """Replace the state by the memory-mapped files that `save` wrote for these sets, as
-        `PairFacts.map` does."""
+        """Replace the state by memory-mapped files that `save` wrote for these sets, as
+        `PairFacts.map`."""
         mapped = self.fresh(0)
         for number, one in enumerate(mapped.per_set):
-            one.map(beside(path, number))
+            one.map(set_file(path, number))
         mapped.all.map(path)
-        self._take_over(mapped)
+        self._replace_by(mapped)
 
-    def _take_over(self, other: "SetFacts") -> None:
+    def _replace_by(self, other: "SetFacts") -> None:
         """Replace the state by that of other facts, which have no other user."""
         self.all = other.all
         self.per_set = other.per_set
@@ -306,6 +301,6 @@ class SetFacts:
         return sum(one.num_bytes_of_slots for one in (self.all, *self.per_set))
 
 
-def beside(path: Path, number: int) -> Path:
-    """Path of the facts of an edge set, in the folder of those of all sets."""
+def set_file(path: Path, number: int) -> Path:
+    """Path of the facts of one edge set, in the folder of the facts of all sets."""
     return path.with_name(f"{path.stem}-{number}{path.suffix}")

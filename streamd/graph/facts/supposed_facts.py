@@ -1,6 +1,6 @@
-"""Adds events to the pair facts for a moment, and restores every array afterwards.
+"""Adds events to the pair facts temporarily, and restores every array afterwards.
 
-Only events of one source that has none yet can be undone: they add pairs, but change none.
+This works only for events of one source without earlier events: they add pairs, but change none.
 """
 
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ from streamd.graph.facts.kernels import advance, transition_key
 from streamd.graph.hashing import mix
 
 Cells = dict[str, tuple[Int64, NDArray[Any]]]
-"""Array -> indices of some of its rows, and their values."""
+"""Name of an array -> indices of some of its rows, and their values."""
 
 
 @contextmanager
 def supposing(f: FactArrays, src_E: Int64, dst_E: Int64, time_E: Int64) -> Iterator[None]:
-    """Have further events of one source without events within a block. The arrays have room for
-    them, and no pair is dropped for theirs."""
-    # The rows that the events change, by the hashes that the kernels use.
+    """Add events of one source without earlier events inside the block, and remove them at its end.
+    The arrays must have room, so that no other pair is dropped."""
+    # Save the rows that the events change; hashed rows by the hashes of the kernels.
     num_pairs, newest, ordered = int(f.size[0]), int(f.size[2]), int(f.size[4])
     nodes = np.unique(np.concatenate([src_E, dst_E]))
     kept: Cells = {name: _rows(f, name, nodes) for name in NODE_ARRAYS}
@@ -46,7 +46,7 @@ def supposing(f: FactArrays, src_E: Int64, dst_E: Int64, time_E: Int64) -> Itera
         advance(f, src_E, dst_E, time_E, row_of, none.reshape(0, 1), out, most, none, none)
         yield
     finally:
-        # New pairs are in slots that were free, and last in the list of pairs.
+        # New pairs took free slots, and are last in the list of pairs.
         _clear_slots(f, num_pairs)
         if newest >= 0:
             f.after[newest] = -1
@@ -60,8 +60,8 @@ def _rows(f: FactArrays, name: str, at: Int64) -> tuple[Int64, NDArray[Any]]:
 
 
 def _clear_slots(f: FactArrays, first: int) -> None:
-    """Free the slots of the entries from `first` on, which were added last."""
-    # Find all of them before the first is freed, since a probe ends at a free slot.
+    """Free the slots of the entries from `first` on."""
+    # Find all slots before any is freed, since a probe ends at a free slot.
     entry = np.arange(first, int(f.size[0]))
     at = mix(f.key[entry])
     wrap = np.uint64(len(f.slots) - 1)

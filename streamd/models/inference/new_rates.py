@@ -24,7 +24,7 @@ UNSEEN_EVENTS = 0.5
 """Pseudo-count: events of either kind that are added to each edge set's counts."""
 
 
-def kept_share(num_events: Any) -> Any:
+def remaining_share(num_events: Any) -> Any:
     """The share of the counts that remains after `num_events` further events, number or array."""
     return 0.5 ** (num_events / HALF_LIFE_EVENTS)
 

@@ -30,10 +30,10 @@ class StoredWeights:
         """Raises: VersionError if no weight has this name and shape."""
         stored = self._left.pop(name, None)
         if stored is None:
-            raise unfit(f"{name} is missing")
+            raise mismatch(f"{name} is missing")
         array: NDArray[Any] = with_all_facts(stored, shape, self._num_edge_sets, name)
         if array.shape != shape:
-            raise unfit(f"{name} has the shape {array.shape}, the model expects {shape}")
+            raise mismatch(f"{name} has the shape {array.shape}, the model expects {shape}")
         return array
 
     def float32(self, name: str, *shape: int) -> Float32:
@@ -54,10 +54,10 @@ class StoredWeights:
     def end(self) -> None:
         """Raises: VersionError if weights remain that the model does not have."""
         if self._left:
-            raise unfit(f"the model has no {', '.join(sorted(self._left))}")
+            raise mismatch(f"the model has no {', '.join(sorted(self._left))}")
 
 
-def unfit(why: str) -> VersionError:
+def mismatch(why: str) -> VersionError:
     return VersionError(
         f"The weights do not fit the model: {why}.",
         "use the release of streamd that wrote them, or promote another version.",

@@ -76,8 +76,8 @@ class EdgeRows:
     def end_edge(self) -> int:
         return self.first_edge + len(self.src_E)
 
-    def facts_now(self, live: LiveGraph, asked_R: Int64, candidates_RC: Int64) -> Float32:
+    def facts_now(self, live: LiveGraph, query_R: Int64, candidates_RC: Int64) -> Float32:
         """The facts, on the present state, of some of the rows and their candidates: float32[R, C,
         F]."""
-        src, time = self.src_E[asked_R], self.time_E[asked_R]
-        return live.facts_now(self.first_edge + asked_R, src, time, candidates_RC)
+        src, time = self.src_E[query_R], self.time_E[query_R]
+        return live.facts_now(self.first_edge + query_R, src, time, candidates_RC)

@@ -68,7 +68,7 @@ class PagePool:
     def share(self, page_P: Int64) -> None:
         """Count one more memory that uses these pages; 0 is skipped."""
         with self.lock:
-            self._let_dropped_go()
+            self._release_dropped()
             self._users[page_P[page_P > 0]] += 1
 
     def drop(self, page_P: Int64) -> None:
@@ -82,7 +82,7 @@ class PagePool:
     def is_shared(self, page_P: Int64) -> Bools:
         """Whether each page has several users or is the page of zeros; the caller holds the
         lock."""
-        self._let_dropped_go()
+        self._release_dropped()
         shared: Bools = (page_P == 0) | (self._users[page_P] > 1)
         return shared
 
@@ -94,14 +94,14 @@ class PagePool:
             pages = array.reshape(len(array) // PAGE, PAGE, *array.shape[1:])
             new, old = (put(p, self.device) for p in (new_P, page_P))
             pages[new] = pages[old]
-        self._let_go(page_P)
+        self._release(page_P)
         return new_P
 
     def replace(self, old_P: Int64, new_P: Int64) -> None:
         """Count one user less of the old pages, and one more of the new ones; the caller holds the
         lock."""
         self._users[new_P] += 1
-        self._let_go(old_P)
+        self._release(old_P)
 
     def _take(self, count: int) -> Int64:
         """Allocate pages without users, free ones first, and count one user each."""
@@ -117,12 +117,12 @@ class PagePool:
         self._users[taken] = 1
         return taken
 
-    def _let_dropped_go(self) -> None:
+    def _release_dropped(self) -> None:
         """Release the pages of dropped memories."""
         while self._dropped:
-            self._let_go(self._dropped.popleft())
+            self._release(self._dropped.popleft())
 
-    def _let_go(self, page_P: Int64) -> None:
+    def _release(self, page_P: Int64) -> None:
         page_P = page_P[page_P > 0]
         self._users[page_P] -= 1
         self._free = np.concatenate([self._free, page_P[self._users[page_P] == 0]])

@@ -26,7 +26,7 @@ from streamd.errors import CorruptionError, VersionError
 from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64
 from streamd.gpu import memory_for
-from streamd.graph.facts.set_facts import SetFacts, beside
+from streamd.graph.facts.set_facts import SetFacts, set_file
 from streamd.graph.negatives import SCORED
 from streamd.graph.ranking import among_candidates, is_candidate
 from streamd.models import LinkModel, Memory
@@ -245,7 +245,7 @@ class Nightly:
         # 1. Facts, as files to which the folder links.
         path = home / FACTS
         live.facts.save(path)
-        facts = [path, *(beside(path, n) for n in range(len(live.facts.per_set)))]
+        facts = [path, *(set_file(path, n) for n in range(len(live.facts.per_set)))]
         weights = save({k: v.contiguous() for k, v in learner.model.state_dict().items()})
         memory = {MEMORY.format(i): f for i, f in enumerate(self._store_memory(learner.memory))}
         about = NightlyFile(
