@@ -111,7 +111,7 @@ NAMED = [
           "record.encode(self._waiting[0].scored.record.event)", "record.encode(record.event)", ["tests/scoring"]),
     Named("the archive trims past a young manifest", "streamd/store/archive.py",
           "None if oldest is None else min([oldest, *later])", "oldest", ["tests/store/test_archive.py"]),
-    Named("a copied page stays in use", "streamd/models/memory/pages.py", "        self._let_go(page_P)\n        return new_P",
+    Named("a copied page stays in use", "streamd/models/memory/pages.py", "        self._release(page_P)\n        return new_P",
           "        return new_P", ["tests/models/test_memory_pages.py"]),
 ]
 

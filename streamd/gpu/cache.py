@@ -1,7 +1,5 @@
-"""A cache of feature rows on the GPU, by id (GNNFlow, section 4.3): a cached row is not sent again.
-
-All operations are vectorised over the ids of a fetch, and run on tensors of any device.
-"""
+"""A cache of feature rows on the GPU, by id (GNNFlow, section 4.3), so that a cached row is not
+sent again. All operations are vectorised over the ids of a fetch, on tensors of any device."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -13,21 +11,29 @@ from streamd.telemetry import metrics
 
 Policy = Literal["lru", "lfu", "fifo"]
 SHARE = 0.2
-"""Largest share of the capacity that one update replaces (the paper's lambda): a batch of rows that
-are never fetched again does not empty the cache."""
+"""Maximum share of the capacity that one update replaces (lambda in the paper), so that a batch of
+rows that are never fetched again does not empty the cache."""
 
 Source = Callable[[Tensor], Tensor]
-"""Indices int64[n] into the ids of a fetch, one for each missed id, on the device -> rows
-float32[n, dim], on the device."""
+"""Reads missed rows: int64[n], index of each missed id among the ids of a fetch -> float32[n, dim];
+both on the device."""
 
 
 class FeatureCache:
-    """A cache of `capacity` rows of `dim` float32 on a device. The row of an id never changes.
+    """A cache of feature rows on a device; the row of an id never changes. Owner: one thread.
 
-    policy: of eviction: lru, the least recently fetched; lfu, the least often fetched; fifo, the
-    oldest in the cache. The contents persist over windows and epochs. The paper restores an epoch's
-    first contents for the next epoch; here that lowers the hit rate (docs/benchmarks.md), so it is
-    not done. Owner: one thread.
+    The contents persist over windows and epochs. The paper restores the first contents of an epoch
+    for the next one; here that would lower the hit rate (docs/benchmarks.md).
+
+    Args:
+        capacity: int, number of rows, at least 1.
+        dim: int, width of a row, float32.
+        policy: str, of eviction: "lru", the least recently fetched row; "lfu", the least often
+            fetched row; "fifo", the oldest row.
+        device: str or torch.device.
+
+    Raises:
+        ValueError: the capacity is below 1.
     """
 
     def __init__(self, capacity: int, dim: int, policy: Policy, device: str | torch.device) -> None:
@@ -38,9 +44,10 @@ class FeatureCache:
         self._rows = torch.zeros(capacity, dim, device=device)
         self._held = torch.full((capacity,), -1, dtype=torch.int64, device=device)
         self._rank = torch.zeros(capacity, dtype=torch.int64, device=device)
-        """By slot: time of the last fetch, number of fetches, or time of insertion; the lowest is
-        evicted first."""
-        # The cached ids, ascending, and their slots: memory does not grow with the range of ids.
+        """Rank of each slot: time of the last fetch, number of fetches, or time of insertion. The
+        lowest is evicted first."""
+        # The cached ids, ascending, and their slots. A table by id would grow with the range of
+        # ids.
         self._sorted, self._slot = self._held.sort()
         self._clock = 0
 
@@ -50,14 +57,14 @@ class FeatureCache:
         return self._held[self._held >= 0].sort().values
 
     def fetch(self, ids: Tensor, source: Source) -> Tensor:
-        """Return the rows of ids int64[n] >= 0 as float32[n, dim]. Missed rows are requested from
+        """Return the rows of ids int64[n] >= 0 as float32[n, dim]. Missed rows are read from
         `source`, each once, and some of them are cached."""
         if not len(ids):
             return self._rows[:0]
         self._clock += 1
 
-        # Unique ids, with their count and one index each. No index writes here: with deterministic
-        # algorithms torch would sort the indices first.
+        # Unique ids, with their count and one index each. This avoids index writes, for which torch
+        # would sort the indices with deterministic algorithms.
         ascending, order = ids.sort()
         wanted, count = torch.unique_consecutive(ascending, return_counts=True)
         asked_at = order[count.cumsum(0) - count]
@@ -88,7 +95,7 @@ class FeatureCache:
 
     def _keep(self, ids: Tensor, rows: Tensor, count: Tensor, used: Tensor) -> None:
         """Cache some of the missed rows: at most SHARE of the capacity, the most often requested
-        first, and never over a row that this fetch used."""
+        first. A row that this fetch used is not replaced."""
         limit = min(len(ids), max(1, int(SHARE * self.capacity)), self.capacity - len(used))
         if limit < 1:
             return

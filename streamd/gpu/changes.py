@@ -1,5 +1,5 @@
-"""Finds the changes in a block store's arrays since they were last sent to the GPU, from the
-touched nodes, with numba."""
+"""Kernels that find the changes in a block store's arrays since they were last sent to the GPU, by
+the touched nodes. Compiled by numba."""
 
 from typing import Any
 
@@ -23,8 +23,9 @@ from streamd.graph.kernel_types import INTS, WRITTEN_INTS, writes
 
 @inner
 def _old_blocks(g: BlockArrays, sent: NDArray[Any], node: int) -> Any:
-    """Number of a node's directory slots that were sent and did not move."""
-    # A directory that grew has moved, and is sent whole.
+    """Number of a node's directory slots that were sent and did not move. sent: as in
+    `count_changes`."""
+    # A directory that grew has moved, so all of it must be sent.
     if sent[4 * node + DIRECTORY] != g.nodes[4 * node + DIRECTORY]:
         return np.int64(0)
     return num_blocks(g, sent[4 * node + DEGREE])
@@ -34,8 +35,8 @@ def _old_blocks(g: BlockArrays, sent: NDArray[Any], node: int) -> Any:
 def list_touched(
     src: NDArray[Any], dst: NDArray[Any], marks: NDArray[Any], node: NDArray[Any]
 ) -> Any:
-    """The distinct endpoints of events, in order of first occurrence. marks: uint8[N], all zero
-    before and after. Returns: their number."""
+    """Write the distinct endpoints of events to `node`, in order of their first occurrence. src,
+    dst: int64[E]. marks: uint8[N], zeros before and after. Returns: their number."""
     count = np.int64(0)
     for i in range(len(src)):
         for end in (src[i], dst[i]):
@@ -50,8 +51,8 @@ def list_touched(
 
 @compiled_for(BLOCKS, INTS, INTS)
 def count_changes(g: BlockArrays, sent: NDArray[Any], touched: NDArray[Any]) -> Any:
-    """Numbers of (directory slots, entries) that are new in the touched nodes. sent: int64[4 N],
-    the node table as it was sent."""
+    """Count the new (directory slots, entries) of touched nodes. touched: int64 node ids. sent:
+    int64[4 N], the node table as it was last sent."""
     blocks = entries = np.int64(0)
     for node in touched:
         degree = g.nodes[4 * node + DEGREE]
@@ -68,9 +69,9 @@ def list_changes(
     block_at: NDArray[Any],
     entry_at: NDArray[Any],
 ) -> Any:
-    """Indices of the new directory slots, and of the new entries in `entries`, as many as
-    `count_changes` returned; offloaded entries are skipped. Returns: the number of entries to
-    send."""
+    """Write the indices of new directory slots to `block_at`, and of new entries to `entry_at`,
+    both as long as `count_changes` returned. Offloaded entries are skipped. Returns: number of
+    entries to send."""
     b = e = np.int64(0)
     for node in touched:
         at = g.nodes[4 * node + DIRECTORY]
@@ -92,7 +93,8 @@ def list_changes(
 
 
 def find_changes(g: BlockArrays, sent: Int64, touched: Int64) -> tuple[Int64, Int64]:
-    """Indices of directory slots and entries to send, int64, each ascending within a node."""
+    """The indices of directory slots and of entries to send: int64, ascending within a node.
+    Arguments as in `count_changes`."""
     blocks, entries = count_changes(g, sent, touched)
     block_at = np.empty(blocks, np.int64)
     entry_at = np.empty(entries, np.int64)
@@ -104,8 +106,9 @@ def find_changes(g: BlockArrays, sent: Int64, touched: Int64) -> tuple[Int64, In
 def list_entry_indices(
     g: BlockArrays, node: NDArray[Any], event: NDArray[Any], entry_at: NDArray[Any]
 ) -> Any:
-    """Indices of the entries of nodes for events; nodes without an entry of the event, and
-    offloaded entries, are skipped. Returns: their number."""
+    """Write the index of each node's entry of an event to `entry_at`. node, event: int64[X]. Nodes
+    without an entry of the event, and offloaded entries, are skipped. Returns: number of
+    indices."""
     count = np.int64(0)
     for i in range(len(node)):
         below, block = entries_below(g, node[i], event[i] + 1)
@@ -120,8 +123,8 @@ def list_entry_indices(
 
 @compiled_for(BLOCKS, INTS, WRITTEN_INTS, WRITTEN_INTS)
 def list_ends(g: BlockArrays, nodes: NDArray[Any], other: NDArray[Any], event: NDArray[Any]) -> Any:
-    """The other endpoints and the events of all visible entries of some nodes, which must not have
-    offloaded blocks. Returns: their number."""
+    """Write the other endpoint and the event of all visible entries of some nodes, which must have
+    no offloaded blocks. Returns: their number."""
     count = np.int64(0)
     for node in nodes:
         at = g.nodes[4 * node + DIRECTORY]
@@ -137,7 +140,8 @@ def list_ends(g: BlockArrays, nodes: NDArray[Any], other: NDArray[Any], event: N
 
 
 def entries_of(g: BlockArrays, node: Int64, event: Int64) -> Int64:
-    """Indices of the entries of nodes for events, int64, ascending, each once."""
+    """The indices of the entries of nodes for events: int64, ascending, each once. node, event:
+    int64[X]."""
     entry_at = np.empty(len(node), np.int64)
     return np.unique(entry_at[: list_entry_indices(g, node, event, entry_at)])
 

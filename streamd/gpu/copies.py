@@ -12,8 +12,8 @@ HOST = torch.device("cpu")
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a host tensor to a device; on the host, return it as it is. Copies to a GPU go through
-    page-locked memory: from any other memory the caller would have to wait."""
+    """Copy a host tensor to a device; on the host, return it as it is. A copy to a GPU goes through
+    page-locked memory, so that the caller need not wait for it."""
     if tensor.device == device:
         return tensor
     metrics.gpu_transfer_bytes.labels("up").inc(tensor.numel() * tensor.element_size())

@@ -1,4 +1,4 @@
-"""Chooses the device of models and graphs; no other code reads the `device` settings."""
+"""Chooses the device of models and graphs; no other module reads the `device` settings."""
 
 import os
 from functools import cache
@@ -25,16 +25,16 @@ def make_torch_deterministic(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
-    # As `use_deterministic_algorithms(True)`, which also imports torch's compiler. That takes a
-    # second or more, and no code here uses it.
+    # The same as `use_deterministic_algorithms(True)`, which would also import torch's compiler,
+    # for a second or more.
     torch.set_deterministic_debug_mode("error")
-    # No value is read before it is written, and filling new tensors would launch a kernel for each.
+    # Do not fill new tensors, which would launch a kernel for each: all are written before a read.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def select_gpu(local_rank: int) -> None:
-    """Make a rank's GPU the only one that this process sees, in all of its threads; call it before
-    CUDA is initialised. Raises: DeviceError if there are fewer GPUs."""
+    """Make a rank's GPU the only one that this process sees. Call it before CUDA is initialised.
+    Raises: DeviceError if there are fewer GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = None if visible is None else visible.split(",")
     if gpus is not None and local_rank >= len(gpus):
@@ -47,8 +47,8 @@ def select_gpu(local_rank: int) -> None:
 
 @cache
 def choose_device(setting: str, num_ranks: int = 1) -> str:
-    """Return "cpu" or "cuda" for the setting auto, cpu or cuda. num_ranks: that train together.
-    Raises: DeviceError if cuda is requested but not available.
+    """Return "cpu" or "cuda". setting: auto, cpu or cuda. num_ranks: ranks that train together.
+    Raises: DeviceError for cuda if it is not available.
 
     `auto` is a GPU if there is one and cupy is installed: training TGN on a window takes a fifth of
     the time of eight threads (docs/benchmarks.md). With several ranks `auto` is the CPU: each would
@@ -57,7 +57,7 @@ def choose_device(setting: str, num_ranks: int = 1) -> str:
     if setting == "cpu" or (setting == "auto" and num_ranks > 1):
         return "cpu"
 
-    # torch is imported only if a GPU may be used.
+    # Import torch only if a GPU may be used.
     import torch
 
     sees_gpu, has_cupy = torch.cuda.is_available(), find_spec("cupy") is not None
@@ -71,7 +71,7 @@ def choose_device(setting: str, num_ranks: int = 1) -> str:
             )
         return "cpu"
 
-    # cuda is required: report the missing part.
+    # The setting requires CUDA: report the missing part.
     if not sees_gpu:
         built = "sees no GPU" if torch.version.cuda else "is built without CUDA"
         raise DeviceError(
@@ -88,8 +88,8 @@ def choose_device(setting: str, num_ranks: int = 1) -> str:
 
 
 def device_facts(device: str) -> dict[str, str | int]:
-    """The facts of a device, "cpu" or "cuda", that must be equal to compute the same bits, since
-    they determine how a kernel splits its work, and so the order of its sums. Empty on a CPU."""
+    """The properties of a device, "cpu" or "cuda", on which the bits of results depend: they
+    determine how a kernel splits its work, and so the order of its sums. Empty on a CPU."""
     if device == "cpu":
         return {}
     import torch
@@ -112,13 +112,13 @@ def make_graph(
     direction: Direction,
     read_back: ReadBack,
 ) -> TemporalGraph:
-    """Make an empty live graph that samples on a device. direction: of the edges that it can
-    sample."""
+    """Make an empty graph that samples on a device, "cpu" or "cuda". first_event: id of the first
+    event that will be inserted. direction: that queries may sample."""
     host = BlockGraph(first_event, graph.max_block_entries, (direction,), read_back)
     if device == "cpu":
         return host
 
-    # cupy is an extra, and imported only from here on.
+    # Imported here, since cupy is an extra.
     import torch
 
     from streamd.gpu.graph import DeviceGraph
@@ -129,8 +129,8 @@ def make_graph(
 
 
 def free_device_memory(graph: TemporalGraph) -> bool:
-    """Move a graph's entries from the GPU to the host, to free memory there. Returns: whether it
-    had any."""
+    """Move a graph's entries from the GPU to the host, to free GPU memory. Returns: whether there
+    were any on the GPU."""
     from streamd.gpu.graph import DeviceGraph
 
     if not isinstance(graph, DeviceGraph) or graph.placement == "hybrid":
@@ -144,6 +144,6 @@ def free_device_memory(graph: TemporalGraph) -> bool:
         "model.memory_chunk",
     )
     graph.place("hybrid")
-    # torch caches freed memory: return it to the device.
+    # torch caches freed memory, so return it to the device.
     torch.cuda.empty_cache()
     return True

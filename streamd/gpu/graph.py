@@ -1,9 +1,8 @@
-"""The block graph with queries on a GPU: events are inserted into arrays on the host, and these are
-mirrored.
+"""The block graph with queries on a GPU. Events are inserted into arrays on the host, and the GPU
+has a mirror of these arrays; an insert sends only its changes.
 
-Placement (GNNFlow, section 4.2): `resident` mirrors everything; `hybrid` mirrors node table and
-directories, and the GPU reads entries from page-locked host memory by their host addresses. An
-insert sends only its changes.
+Placement (GNNFlow, section 4.2): `resident` mirrors all arrays; `hybrid` mirrors node table and
+directories, and the GPU reads the entries from page-locked host memory by their host addresses.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -40,9 +39,9 @@ from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
 MAX_FANOUT = 128
-"""As in kernels/sampling.cu: a thread keeps its earlier draws in registers and local memory."""
+"""Maximum fanout, as in kernels/sampling.cu: a thread has its earlier draws in local memory."""
 SEND_ENTRIES = 2**22
-"""Entries per copy: 32 MB."""
+"""Entries per copy, 32 MB."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -50,8 +49,8 @@ R = TypeVar("R")
 def on_own_stream(
     method: "Callable[Concatenate[DeviceGraph, P], R]",
 ) -> "Callable[Concatenate[DeviceGraph, P], R]":
-    """Run a method's copies and kernels on the graph's own stream, so that a query does not wait
-    for a model's computation. Raises: DeviceMemoryError if the GPU lacks memory for it."""
+    """Run the copies and kernels of a method on the graph's stream, so that a query does not wait
+    for a model's computation. Raises: DeviceMemoryError if the GPU lacks memory."""
 
     @wraps(method)
     def wrapped(self: "DeviceGraph", /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -65,10 +64,10 @@ class DeviceGraph:
     """A `BlockGraph` that samples on the GPU, with the same contract for inserts and deletes.
     Owner: one thread per role.
 
-    budget_bytes: of device memory. Above it, or if the device has no more, entries move to the
-    host, which is logged and shown by `streamd_gpu_placement`. In hybrid placement nothing is
-    offloaded, since page-locked memory cannot be released; in resident placement offloading frees
-    host memory only.
+    budget_bytes: of device memory. Above it, or if the device has no more memory, entries move to
+    the host; this is logged, and `streamd_gpu_placement` changes. In hybrid placement nothing is
+    offloaded, since page-locked memory cannot be freed; in resident placement offloading frees host
+    memory only.
     """
 
     def __init__(
@@ -89,11 +88,11 @@ class DeviceGraph:
         self._touched = Touched()
         self._mirrors = {d: Mirror(store, self._device, pages) for d, store in host.stores.items()}
 
-        # Streams exist on a GPU only; without one `on_stream` has no effect.
+        # On the host there are no streams, and `on_stream` has no effect.
         own: Any = torch.cuda.Stream(self._device) if device != "cpu" else None  # type: ignore[no-untyped-call]
         self.on_stream = partial(torch.cuda.stream, own)
-        """Makes the graph's stream the current one. Callers of `sample_neighborhood_on_device` must
-        do this; the other public methods do it themselves."""
+        """Context manager that makes the graph's stream the current one. Callers of
+        `sample_neighborhood_on_device` must use it; the other public methods do so themselves."""
         self.place(placement)
 
     @property
@@ -107,7 +106,7 @@ class DeviceGraph:
 
     @property
     def directions(self) -> Collection[Direction]:
-        """Directions in which it can sample events of all sets together."""
+        """Directions in which it can sample from the events of all sets."""
         return self._host.directions
 
     @property
@@ -129,20 +128,21 @@ class DeviceGraph:
     def insert(self, src_E: Int64, dst_E: Int64, set_E: Int64 | None = None) -> None:
         """Append events in log order. Raises: CapacityError, DeviceMemoryError."""
         self._host.insert(src_E, dst_E, set_E)
-        # For each store only its own events' endpoints: a set's node table ends with its last node.
+        # The endpoints of each store's own events: a set's node table ends with its last node.
         touched: dict[int, Int64] = {}
         for (number, _), mirror in self._mirrors.items():
             if number not in touched:
                 own = slice(None) if number == ALL_SETS else set_E == number
                 touched[number] = self._touched.nodes(src_E[own], dst_E[own], self._host.num_nodes)
             self._send(mirror, touched[number])
-        # Node table and directories grow too, and must stay on the device.
+        # Node table and directories grow too. They must stay on the device, so entries move.
         if self.placement == "resident" and self.device_bytes > self._budget:
             self._evict_entries()
 
     @on_own_stream
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
-        """Delete events, given with their endpoints; unknown ids are ignored."""
+        """Delete events, given by their endpoints and ids, int64[E] each; unknown ids are
+        ignored."""
         self._host.hide(src_E, dst_E, event_E)
         inside = (event_E >= self.first_event) & (event_E < self.next_event)
         self._send_hidden(
@@ -154,7 +154,7 @@ class DeviceGraph:
         """Delete all events of some nodes. Raises: OffloadedError."""
         nodes = np.unique(nodes[(nodes >= 0) & (nodes < self._host.num_nodes)])
         if self._host.finds_neighbors:
-            # Their own entries name the nodes whose entries are hidden too.
+            # The entries of the nodes name their neighbors, which have hidden entries too.
             mirror = self._mirrors[ALL_SETS, "both"]
             other, event = events_of(mirror.store.arrays, nodes)
             self._host.hide_nodes(nodes)
@@ -166,7 +166,7 @@ class DeviceGraph:
                 self._send_again(mirror, mirror.nodes_with_hidden())
 
     def drop_before(self, event: int) -> None:
-        """From now on sample no older events: they were dropped from the log."""
+        """Sample no events before this id from now on: the log no longer has them."""
         self._host.drop_before(event)
 
     @on_own_stream
@@ -190,7 +190,7 @@ class DeviceGraph:
 
     def _move_to_host(self) -> None:
         """Let the GPU read entries on the host. On failure the entries stay on the GPU."""
-        # All entries must be on the host, in page-locked memory, before any is freed on the device.
+        # Restore and page-lock all entries on the host before any is freed on the device.
         try:
             for mirror in self._mirrors.values():
                 mirror.lock_pages()
@@ -202,7 +202,7 @@ class DeviceGraph:
         self._note_placement("hybrid")
         for mirror in self._mirrors.values():
             mirror.drop_entries()
-            # Restoring changes directories, and may hide events that were deleted while offloaded.
+            # A restore changes directories, and may hide events that were deleted meanwhile.
             self._send_directories(mirror)
             self._send_again(mirror, mirror.nodes_with_hidden())
 
@@ -211,7 +211,7 @@ class DeviceGraph:
         self._note_placement("resident")
         for mirror in self._mirrors.values():
             mirror.unlock_pages()
-        # If one does not fit, all pages are locked again.
+        # If one mirror does not fit, all entries move back, and their pages are locked again.
         for mirror in self._mirrors.values():
             self._send_all_entries(mirror)
 
@@ -224,7 +224,7 @@ class DeviceGraph:
     def sample(
         self, root_R: Int64, since: int | Int64, before: int | Int64, draws: HopDraws
     ) -> Neighbors[Int64]:
-        """As the host's graph. Raises: ValueError if the fanout of a random draw is too large."""
+        """As `BlockGraph.sample`. Raises: ValueError if a fanout is above MAX_FANOUT."""
         there = self._roots_to_device(Roots(root_R, since, before))
         found = self.sample_on_device(there.node, there.since, there.before, draws)
         return Neighbors(*(to_host(t) for t in (found.neighbor, found.event, found.mask)))
@@ -233,8 +233,7 @@ class DeviceGraph:
     def sample_neighborhood(
         self, roots: Roots[Int64], draws: Sequence[HopDraws], next_roots: NextRoots[Any]
     ) -> NumberedHops[Int64]:
-        """As the host's graph. Hops and renumbering stay on the device; only the results are copied
-        to the host."""
+        """As `BlockGraph.sample_neighborhood`. Only the result is copied to the host."""
         found = self.sample_neighborhood_on_device(self._roots_to_device(roots), draws, next_roots)
         hops = tuple(
             NumberedHop(
@@ -276,7 +275,7 @@ class DeviceGraph:
             found, missing_R = mirror.draw(
                 self._launch, self.placement, self.first_event, root_R, since_R, before_R, draw
             )
-            # If nothing is offloaded, do not wait for the device.
+            # Without offloaded entries none is missing, so do not wait for the device.
             if not mirror.store.any_offloaded or not bool(missing_R.any()):
                 return found
             nodes = np.unique(to_host(root_R[missing_R]))
@@ -290,12 +289,11 @@ class DeviceGraph:
         return renumbered(sample_hops(OnDevice(self), roots, draws, next_roots))
 
     def _send(self, mirror: Mirror, touched: Int64) -> None:
-        """Update a mirror with the host's present data of some nodes."""
+        """Send the changes of some nodes to a mirror. touched: int64 node ids."""
         if not len(touched):
             return
 
-        # Entries and directories before the node table, since a query reads only as many as the
-        # table counts.
+        # Send the node table last: a query reads as many entries and slots as the table counts.
         g = mirror.store.arrays
         num_nodes = mirror.store.num_nodes
         block_at, entry_at = mirror.changes(touched)
@@ -308,13 +306,13 @@ class DeviceGraph:
         self._put(mirror, "hidden", num_nodes, touched, g.hidden[touched])
         mirror.note_sent(touched, rows)
 
-        # New entries are read on the host, after their pages are locked.
+        # In hybrid placement, lock the pages of the new entries.
         if self.placement == "hybrid":
             mirror.lock_pages()
 
     def _send_hidden(self, node_X: Int64, event_X: Int64) -> None:
-        """Send the entries of known nodes for events that were just hidden; a node may have no
-        entry of its event."""
+        """Send the entries of known nodes for events that were just hidden. node_X, event_X:
+        int64[X]; a node may have no entry of its event."""
         for mirror in self._mirrors.values():
             g = mirror.store.arrays
             nodes = np.unique(node_X[node_X < mirror.store.num_nodes])
@@ -324,7 +322,7 @@ class DeviceGraph:
             self._put(mirror, "hidden", mirror.store.num_nodes, nodes, g.hidden[nodes])
 
     def _send_again(self, mirror: Mirror, nodes: Int64) -> None:
-        """Send all data of some nodes, after changes other than appends."""
+        """Send all entries and directories of some nodes, after changes other than appends."""
         mirror.forget_sent(nodes)
         self._send(mirror, nodes)
 
@@ -333,7 +331,7 @@ class DeviceGraph:
         self._put(mirror, "blocks", used.stop, used, mirror.store.arrays.blocks[used])
 
     def _send_all_entries(self, mirror: Mirror) -> None:
-        # In pieces, since each is first copied to page-locked memory.
+        # Send pieces, since each is first copied to page-locked memory.
         used = int(mirror.store.arrays.used[0])
         for first in range(0, used, SEND_ENTRIES):
             if self.placement == "hybrid":
@@ -344,8 +342,9 @@ class DeviceGraph:
     def _put(
         self, mirror: Mirror, name: str, size: int, indices: Int64 | slice, values: NDArray[Any]
     ) -> None:
-        """Write values at indices of a mirrored array of `size` rows, and grow it if needed;
-        entries that do not fit move to the host instead."""
+        """Write values at indices of a mirrored array, and grow it to `size` rows if needed.
+        Entries that do not fit move to the host instead. Raises: DeviceMemoryError if another array
+        does not fit."""
         try:
             fits = self._grow(mirror, name, size)
             if fits and len(values):
@@ -407,8 +406,7 @@ class DeviceGraph:
             if size > len(have) + left:
                 return False
             rows = min(rows, len(have) + left)
-            # If old and new array do not fit together, free the old one first: the host has its
-            # contents.
+            # If both arrays do not fit, free the old one first: the host has its contents.
             resent = rows > left
         if resent:
             mirror.drop_entries()
@@ -422,7 +420,7 @@ class DeviceGraph:
         return True
 
     def new_rows(self, mirror: Mirror, name: str, rows: int) -> Tensor:
-        """Zeros for a mirrored array with `rows` rows."""
+        """Make zeros for a mirrored array with `rows` rows."""
         have = mirror.arrays[name]
         return torch.zeros(rows, *have.shape[1:], dtype=have.dtype, device=self._device)
 
@@ -437,7 +435,7 @@ class DeviceGraph:
         """A copy on the device, made asynchronously through page-locked memory."""
         array = np.ascontiguousarray(array)
         if self._device.type == "cpu":
-            # A tensor on the CPU would share the array, which changes.
+            # On the CPU, copy: a tensor would share the array, which changes.
             metrics.gpu_transfer_bytes.labels("up").inc(array.nbytes)
             return torch.from_numpy(array).clone()
         return to_device(array, self._device)
@@ -456,7 +454,7 @@ class OnDevice:
 
 
 def _for_each_root(root_R: Tensor, value: int | Tensor) -> Tensor:
-    """A single number as int64[R] for all roots; a tensor as it is."""
+    """A number as int64[R], once for each root; a tensor as it is."""
     return value if isinstance(value, Tensor) else torch.full_like(root_R, value)
 
 

@@ -14,16 +14,16 @@ KERNELS = Path(__file__).parent / "kernels"
 SOURCES = tuple(sorted(KERNELS.glob("*.cu")))
 OPTIONS = ("--std=c++17",)
 BLOCK = 256
-"""Threads of a block: at 30 registers a thread, eight blocks fill a multiprocessor."""
+"""Threads per block: at 30 registers per thread, eight blocks fill a multiprocessor."""
 
 Launch = Callable[[str, int, Sequence[int]], None]
-"""(kernel, threads, arguments): pointers and integers of eight bytes each. The kernel runs on the
-current stream."""
+"""(name of a kernel, number of threads, arguments): launches it on the current stream. Arguments
+are pointers and integers, eight bytes each."""
 
 
 class SharedStream:
-    """torch's current stream in CUDA's stream protocol, which torch's own class implements only in
-    newer versions."""
+    """torch's current stream, in CUDA's stream protocol; torch's own class implements the protocol
+    only in newer versions."""
 
     def __init__(self) -> None:
         self.stream = torch.cuda.current_stream()
@@ -34,8 +34,8 @@ class SharedStream:
 
 class CudaLauncher:
     """The kernels of `streamd/gpu/kernels` on the current device, compiled once and stored in
-    cupy's cache (`CUPY_CACHE_DIR`). Their device time goes to metrics: read after a kernel has
-    finished, without waiting for it."""
+    cupy's cache (`CUPY_CACHE_DIR`). It adds their GPU time to the metrics once they have finished,
+    without a wait for them."""
 
     def __init__(self) -> None:
         import cupy
@@ -54,10 +54,10 @@ class CudaLauncher:
         event: Any = torch.cuda.Event
         begin, end = event(enable_timing=True), event(enable_timing=True)
 
-        # The kernel runs on torch's current stream, between two events that time it.
+        # Launch the kernel on torch's current stream, between two events that time it.
         with self._cupy.cuda.Stream.from_external(shared):
             begin.record(shared.stream)
-            # Arguments are eight bytes each; a negative one keeps its bits.
+            # Pass arguments as eight bytes; a negative one keeps its bits.
             wide = tuple(self._cupy.uint64(a & 2**64 - 1) for a in args)
             if name not in self._kernels:
                 self._kernels[name] = self._module.get_function(name)
@@ -65,7 +65,7 @@ class CudaLauncher:
             end.record(shared.stream)
         self._timed.append((name, begin, end))
 
-        # Read the times of finished kernels, without waiting for others.
+        # Read the times of kernels that have finished.
         while self._timed and self._timed[0][2].query():
             done, first, last = self._timed.popleft()
             metrics.gpu_kernel_seconds.labels(done).inc(first.elapsed_time(last) / 1e3)
@@ -106,7 +106,7 @@ class PageLock:
             ) from None
 
     def unlock(self, addresses: Sequence[int]) -> None:
-        # Running kernels may still read locked memory.
+        # Wait for running kernels, which may read the memory.
         torch.cuda.synchronize()
         for address in addresses:
             self._runtime.hostUnregister(address)

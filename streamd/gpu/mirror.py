@@ -44,7 +44,7 @@ class Mirror:
         return sum(t.numel() * t.element_size() for t in self.arrays.values())
 
     def most_rows(self, name: str) -> int:
-        """Rows of an array in the host's reserved address space."""
+        """Number of rows for which the host has reserved address space."""
         return len(getattr(self.store.arrays, name)) // self.arrays[name].shape[1:].numel()
 
     def entries_address(self, placement: Placement) -> int:
@@ -63,8 +63,11 @@ class Mirror:
         before_R: Tensor,
         draw: Draw,
     ) -> tuple[Neighbors[Tensor], Tensor]:
-        """Launch the kernel of a draw. first_event: of the graph. Returns: the neighbors, and
-        bool[R], the roots whose answers need offloaded entries."""
+        """Launch the kernel of a draw.
+
+        first_event: of the graph. root_R, since_R, before_R: int64[R] on the device. Returns: the
+        neighbors, and bool[R], True for a root that needs offloaded entries.
+        """
 
         # The kernel's output.
         shape, device = (len(root_R), draw.fanout), root_R.device
@@ -75,7 +78,7 @@ class Mirror:
         )
         missing_R = torch.zeros(len(root_R), dtype=torch.bool, device=device)
 
-        # Addresses on the device; in hybrid placement entries are read on the host.
+        # Addresses on the device; in hybrid placement that of the entries is on the host.
         store = (
             self.arrays["nodes"].data_ptr(),
             self.arrays["blocks"].data_ptr(),
@@ -102,8 +105,7 @@ class Mirror:
             draw.fanout,
         )
 
-        # One thread for each neighbor; the arguments are the fields of the kernel's structs in
-        # order.
+        # One thread per neighbor. The arguments are the fields of the kernel's structs, in order.
         kernel = STRATEGIES[draw.strategy].device_kernel
         launch(kernel, len(root_R) * draw.fanout, (*store, *query, *out))
         return found, missing_R
@@ -121,18 +123,18 @@ class Mirror:
 
     def forget_sent(self, nodes: Int64) -> None:
         """Mark all entries and the directory of some nodes as not sent."""
-        # With no entries and a directory at another index, all of them count as new.
+        # Record no entries, and another index of the directory, so that all counts as new.
         known = nodes[4 * nodes < len(self._sent)]
         self._sent[4 * known + DEGREE] = 0
         self._sent[4 * known + DIRECTORY] = -1
 
     def nodes_with_hidden(self) -> Int64:
-        """Nodes with hidden entries; deletes are rare."""
+        """Ids of the nodes with hidden entries, which are few: int64."""
         return np.flatnonzero(self.store.arrays.hidden[: self.store.num_nodes])
 
     def drop_entries(self) -> None:
         """Free the entries on the device."""
-        # A copy, since an empty view would keep the whole memory.
+        # A copy: an empty view would keep all of the memory.
         self.arrays["entries"] = self.arrays["entries"][:0].clone()
 
     def lock_pages(self) -> None:

@@ -10,12 +10,11 @@ T = TypeVar("T")
 
 
 def lacks_memory(error: RuntimeError) -> bool:
-    """Whether an error of torch or cupy means that the GPU has no memory left, or that the host has
-    none left to page-lock.
+    """Whether an error of torch or cupy means that the GPU has no memory left, or the host no
+    memory to page-lock.
 
-    torch has an exception of its own for tensors only. Its page-locked memory, cuBLAS and cupy
-    (whose CUDARuntimeError and CUDADriverError are raised for any failure) report it in the error's
-    text.
+    Only torch's tensors have an exception for this. torch's page-locked memory, cuBLAS and cupy
+    report it in the text of an error that has other causes too.
     """
     return any(words in str(error) for words in ("out of memory", "ALLOC_FAILED"))
 
@@ -23,10 +22,9 @@ def lacks_memory(error: RuntimeError) -> bool:
 def run_freeing_memory(
     work: Callable[[], T], ways: Iterable[Callable[[], bool]], start_over: Callable[[], None]
 ) -> T:
-    """Run `work` and return its result. While the GPU lacks memory for it, free some and start
-    over.
+    """Run `work` and return its result. If the GPU lacks memory for it, free some and try again.
 
-    ways: functions that free memory, and return whether there was any; each is tried once, in
+    ways: functions that free memory and return whether there was any; each is called once, in
     order. start_over: undoes a failed try. Raises: the error of `work`, once no way is left.
     """
     untried = iter(ways)
@@ -36,19 +34,20 @@ def run_freeing_memory(
         except RuntimeError as error:
             if not lacks_memory(error) or not any(frees() for frees in untried):
                 raise
-        # Outside the handler, which would keep the failed try's tensors alive.
+        # Free memory outside of the handler, which would keep the tensors of the failed try.
         start_over()
 
 
 @contextmanager
 def memory_for(what: str) -> Iterator[None]:
-    """Guard work on a GPU. Raises: DeviceMemoryError if the GPU lacks memory."""
+    """Raise DeviceMemoryError if the GPU lacks memory for the work inside the block. what: the
+    work, for the error's text."""
     try:
         yield
     except RuntimeError as error:
         if not lacks_memory(error):
             raise
-        # Settings that reduce GPU memory come first, the slower device last.
+        # Name the settings that reduce GPU memory first, and the slower device last.
         raise DeviceMemoryError(
             f"The GPU has no memory for {what}: {error}",
             "set gpu.placement: hybrid, lower gpu.graph_bytes, gpu.cache_rows or "

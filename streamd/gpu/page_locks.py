@@ -1,5 +1,5 @@
-"""Page locks on the rows of an arena that a GPU reads; they are released before the arena's
-memory."""
+"""Page locks on the rows of an arena that a GPU reads; they are released before the memory of the
+arena."""
 
 import weakref
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 LOCK_BYTES = 64 * 2**20
-"""Memory is page-locked in pieces of this size, as it comes into use."""
+"""Size of the pieces in which memory is page-locked, when it is first used."""
 
 
 class Pages(Protocol):
@@ -23,10 +23,11 @@ class Pages(Protocol):
 
 
 class LockedArray:
-    """The first rows of an arena's array, page-locked piece by piece. Owner: its `Mirror`.
+    """The page locks on the first rows of an arena's array, made piece by piece. Owner: its
+    `Mirror`.
 
-    They are unlocked when this object is collected, while the arena is still mapped: memory that is
-    unmapped first stays locked, and a later arena at the same address cannot be locked.
+    They are released when this object is collected, while the arena is still mapped. If memory were
+    unmapped first, it would stay locked, and a later arena at the same address could not be locked.
     """
 
     def __init__(self, array: NDArray[Any], pages: Pages) -> None:
@@ -34,8 +35,8 @@ class LockedArray:
         self._pages = pages
         # Addresses of the locked pieces, without gaps.
         self._pieces: list[int] = []
-        # The finalizer refers to the array, which keeps the mapping. At process exit the driver
-        # unlocks.
+        # The finalizer refers to the array, which keeps the mapping. At the end of the process the
+        # driver itself releases the locks.
         end: Any = weakref.finalize(self, _unlock, pages, self._pieces, array)
         end.atexit = False
 

@@ -1,7 +1,7 @@
-"""Models and their memory, without IO except for the files of memory and of versions.
+"""Models and their memory. The only I/O is that of the files of memory and of versions.
 
-Training needs torch; a server may answer with numpy alone. So the names here that need torch are
-imported when they are first used.
+Training needs torch, while a server may answer with numpy alone. So names that need torch are
+imported at their first use.
 
 Shape suffixes: E events, C candidates, F facts, U roots, K neighbors, M distinct nodes, P nodes
 with a pending message, D width of an embedding, T width of the time encoding.

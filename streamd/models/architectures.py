@@ -1,6 +1,6 @@
 """The table of architectures by `model.name`, without torch.
 
-No other file compares a model's name. A new architecture is a row here and, if it samples
+No other file compares `model.name`. A new architecture needs a row here and, if it samples
 neighbors, a file with its layer and a row in `streamd.models.layers.table`.
 """
 
@@ -28,15 +28,17 @@ COMMON = frozenset(
 class Architecture:
     """A row of the table.
 
-    plan: makes its sampling plan. settings: names of the fields of `ModelSettings` that it uses
-    beyond COMMON; setting another one has no effect, and the trainer and the doctor report it.
-    has_memory: whether nodes have a state that follows the log. static: whether it ignores time, so
-    that it can be trained on the log as a static graph. in_numpy: whether
-    `streamd.models.inference.numpy_model` implements it on a CPU, so that a server needs no torch.
-    score: "vectors" if a pair is scored by the embeddings of its two nodes, which a server can
-    cache and search; "facts" if by pair facts alone. An architecture that reads both nodes in one
-    pass would be a third kind: `LinkModel.forward` would call it, and a server could cache nothing
-    of it.
+    Args:
+        plan: Callable, makes the sampling plan from the settings.
+        settings: frozenset[str], names of the fields of `ModelSettings` that it uses in addition to
+            COMMON. Other fields have no effect; trainer and doctor report them if they are set.
+        has_memory: bool, whether nodes have a state that follows the log. Default False.
+        static: bool, whether it ignores time, so that it can be trained on the log as a static
+            graph. Default False.
+        in_numpy: bool, whether `streamd.models.inference.numpy_model` implements it, so that a
+            server needs no torch. Default False.
+        score: str, "vectors": a pair is scored by the embeddings of its nodes, which a server can
+            cache and search; "facts": by pair facts alone. Default "vectors".
     """
 
     plan: Plan
@@ -52,9 +54,13 @@ class ModelPlugin:
     """A model of another package, which registers it as an entry point in the group
     `streamd.models`.
 
-    architecture: its row. layer, number, encoder: as of `GraphLayers`; encoder None for the encoder
-    that the built-in architectures share. Raises: ValueError if its architecture sets `in_numpy`,
-    or scores by facts.
+    Args:
+        architecture: Architecture, its row of the table.
+        layer, number, encoder: as in `GraphLayers`. Default number 1, and encoder None for the
+            encoder that the built-in architectures share.
+
+    Raises:
+        ValueError: the architecture has `in_numpy`, or scores by facts.
     """
 
     architecture: Architecture
@@ -68,7 +74,7 @@ class ModelPlugin:
 
 
 def architecture_of(settings: ModelSettings) -> Architecture:
-    """The row of `settings.name`, from the table or a plug-in. Raises: SettingsError as
+    """The row of `settings.name`, from the table or a plug-in. Raises: SettingsError, as in
     `plugin_of`."""
     row = ARCHITECTURES.get(settings.name)
     return plugin_of(settings.name).architecture if row is None else row
@@ -76,9 +82,10 @@ def architecture_of(settings: ModelSettings) -> Architecture:
 
 @cache
 def plugin_of(name: str) -> ModelPlugin:
-    """The plug-in of a name. Raises: SettingsError if no package or several packages have it, if it
-    cannot be loaded, or if it is no `ModelPlugin`."""
+    """Load the plug-in with a name. Raises: SettingsError if no package or several packages have
+    it, if it cannot be loaded, or if it is no `ModelPlugin`."""
     found = list(entry_points(group=MODEL_PLUGINS, name=name))
+    # One installed package must have the name.
     if len(found) != 1:
         problem = "is installed by several packages" if found else "is not installed"
         raise SettingsError(
@@ -101,8 +108,8 @@ def plugin_of(name: str) -> ModelPlugin:
 
 
 def unused_settings(settings: ModelSettings) -> list[str]:
-    """Settings that differ from their default although the chosen architecture ignores them, as
-    "model.snapshots"."""
+    """The settings, such as "model.snapshots", that differ from their default although the
+    architecture ignores them."""
     used = COMMON | architecture_of(settings).settings
     return [
         f"model.{name}"
@@ -115,8 +122,7 @@ def hops(strategy: StrategyName, number: int) -> Plan:
     """A plan of `number` hops, each with `model.neighbors` neighbors of every root."""
 
     def plan(settings: ModelSettings) -> SamplingPlan:
-        # Each hop has its own seed: with the same one, a node that is a root in two hops would get
-        # the same draws in both.
+        # Each hop has another seed, so that a root of two hops has different draws in both.
         draw = Draw(direction=settings.direction, fanout=settings.neighbors, strategy=strategy)
         return SamplingPlan(hops=tuple(replace(draw, seed=hop) for hop in range(number)))
 

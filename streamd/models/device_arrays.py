@@ -1,8 +1,8 @@
-"""Arrays on the device of a memory: numpy's on the host, torch's on a GPU.
+"""Arrays on the device of a memory: numpy arrays on the host, torch tensors on a GPU.
 
 Code that follows the log is written once for both, with functions that have the same name in numpy
-and torch (`streamd.graph.blocks.hops.arrays_of`). torch is imported only when tensors are used: a
-server whose versions answer in numpy never loads it.
+and torch (`streamd.graph.blocks.hops.arrays_of`). torch is imported only for tensors: a server that
+answers in numpy never loads it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HOST = "cpu"
-"""The device whose arrays are numpy arrays."""
+"""The device with numpy arrays."""
 Array = Any
 """An array on the host (numpy) or on a GPU (torch)."""
 
@@ -40,7 +40,7 @@ def zeros(device: str, shape: tuple[int, ...], dtype: type = np.float32) -> Arra
 
 
 def on_host(array: Array) -> NDArray[Any]:
-    """An array on the host: the same array, or a view of the tensor if that is there already."""
+    """An array on the host: a numpy array as it is, a view of a tensor on the host, or a copy."""
     host: NDArray[Any] = array if isinstance(array, np.ndarray) else array.detach().cpu().numpy()
     return host
 

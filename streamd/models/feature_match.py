@@ -1,4 +1,5 @@
-"""The likeness of a candidate's features to those of the source's last neighbors."""
+"""The match of features: the similarity of a candidate's features to those of the source's last
+neighbors."""
 
 from collections.abc import Sequence
 
@@ -12,11 +13,11 @@ from streamd.models.schema_inputs import SchemaInput
 
 
 class FeatureMatch(nn.Module):
-    """Adds to a pair's logit by the match of features: the cosine of the candidate's features with
-    the sum of those of the source's sampled neighbors.
+    """A term of a pair's logit, by the match of features: the cosine of the candidate's features
+    with the sum of those of the source's sampled neighbors.
 
-    A network reads the match together with the pair's facts, since features matter more for pairs
-    that never met. Its last layer starts at zero. Nodes without features match nothing.
+    A network computes it from the match and the pair's facts, since features matter more for pairs
+    that never met. Its last layer starts at zero. A node without features has match 0.
     """
 
     def __init__(self, num_facts: int) -> None:
@@ -30,7 +31,7 @@ class FeatureMatch(nn.Module):
         return {"facts.weight": SchemaInput("facts")}
 
     def forward(self, facts_F: Tensor, match: Tensor) -> Tensor:
-        """The addition to logits, [...]. facts_F: [..., F], standardised; match: [...]."""
+        """The term of the logits: float32[...]. facts_F: [..., F], standardised; match: [...]."""
         hidden = (self.facts(facts_F) + self.match(MATCH_SCALE * match[..., None])).relu()
         # bfloat16 would round the logits.
         with torch.autocast(match.device.type, enabled=False):
@@ -42,11 +43,11 @@ class FeatureMatch(nn.Module):
 def match_vectors(
     raw_MD: Tensor, features_MD: Tensor, hops: Sequence[HopInputs]
 ) -> tuple[Tensor, Tensor]:
-    """The vectors of the U roots as sources and as candidates, float32[U, D] each, of length 1 or
-    0: their dot product is the match.
+    """The vectors of the U roots as sources and as candidates, float32[U, D] each. Their lengths
+    are 1 or 0, and their dot product is the match.
 
-    raw_MD, features_MD: features of the nodes, raw and standardised; a node with zeros
-    alone has none. hops: of one neighborhood, with the same roots.
+    raw_MD, features_MD: features of the nodes, raw and standardised; raw zeros mean no features.
+    hops: of one neighborhood, with the same roots.
     """
     near_UD, own_UD, _ = root_features(features_MD, (raw_MD != 0).any(1), hops)
     return of_length_1(near_UD), of_length_1(own_UD)

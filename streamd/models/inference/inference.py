@@ -1,4 +1,4 @@
-"""The interface of a loaded version for answering: its weights no longer change."""
+"""The interface of a loaded version as a server uses it: its weights no longer change."""
 
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -14,8 +14,9 @@ from streamd.settings.loading import ModelSettings
 
 
 class Inference(Protocol):
-    """Arrays that are passed between methods, and to memory, are on the memory's device: numpy's on
-    the host, torch's on a GPU. Arrays from the graph and results for callers are numpy's."""
+    """A model for answers. Arrays that its methods exchange with one another and with memory are on
+    the memory's device: numpy arrays on the host, torch tensors on a GPU. Arrays from the graph,
+    and results for callers, are numpy arrays."""
 
     settings: ModelSettings
     schema: Schema
@@ -35,26 +36,27 @@ class Inference(Protocol):
         ...
 
     def updated(self, memory: Memory) -> Array:
-        """States of the nodes with a pending message, after the message is applied: float32[P,
+        """The states of the nodes with a pending message, with the message applied: float32[P,
         D]."""
         ...
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """The widths of the three arrays that `embed` returns."""
+        """Widths of the three arrays of `embed`."""
         ...
 
     def embed(
         self, memory: Memory, updated_PD: Array, around: Neighborhood
     ) -> tuple[Array, Array, Array]:
-        """The embeddings of a neighborhood's U roots, and their vectors as sources and as
-        destinations, of which a pair is scored: float32[U, D] each, of `widths`. updated_PD: of the
-        same memory."""
+        """The embeddings of a neighborhood's U roots, and the roots' vectors as sources and as
+        destinations, by which pairs are scored: float32[U, D] each, with the widths of `widths`.
+        updated_PD: from `updated` of the same memory."""
         ...
 
     def logits(self, facts_RF: Float32, src_RD: Array, dst_RD: Array) -> Float32:
-        """Logit per row, float32[R], from facts and the vectors by `embed` of each row's source
-        and destination. A model that scores by facts alone ignores the vectors."""
+        """The logits of R pairs: float32[R]. facts_RF: raw. src_RD, dst_RD: the vectors from
+        `embed` of each pair's source and destination; a model that scores by facts alone ignores
+        them."""
         ...
 
     def pair_logits(self, facts_RF: Float32) -> Float32:
@@ -62,15 +64,15 @@ class Inference(Protocol):
         ...
 
     def residual(self, facts_RF: Float32, src_RD: Array, dst_RD: Array) -> Float32:
-        """The graph's part of the logits: float32[R]. Arguments as of `logits`."""
+        """The graph's part of the logits: float32[R]. Arguments as in `logits`."""
         ...
 
     def forget_rate(self) -> None:
-        """From now on score new destinations by the weights alone, not by the version's rate."""
+        """Score new destinations by the weights alone from now on, without the version's rate."""
         ...
 
     def keeping_rate(self) -> AbstractContextManager[None]:
-        """Undo `forget_rate` after a block, if it was called within it."""
+        """Undo a `forget_rate` that is called inside the block."""
         ...
 
     @property
@@ -81,22 +83,22 @@ class Inference(Protocol):
     def neighbor_weights(
         self, memory: Memory, updated_PD: Array, around: Neighborhood
     ) -> tuple[Float32, ...]:
-        """Attention weights of the U roots' neighbors, float32[U, K]: of the first hop, or for
-        each window of time. An empty tuple for a model without attention."""
+        """Attention weights of the neighbors of the U roots: float32[U, K] for the first hop, or
+        one such array for each time window. Empty for a model without attention."""
         ...
 
     def labels(self, memory: Memory, updated_PD: Array, rows: LabelRows, set_U: Int64) -> Float32:
-        """Probabilities of classes, or quantities in their original unit, float32[U, T], of nodes
-        of the node sets set_U."""
+        """Predict labels: probabilities of classes, or quantities in their original unit,
+        float32[U, T]. set_U: int64[U], node sets of the nodes in `rows`."""
         ...
 
 
 def vector_widths(
     settings: ModelSettings, schema: Schema, matches_features: bool, scores_new: bool
 ) -> tuple[int, int, int]:
-    """`Inference.widths` of a model. matches_features, scores_new: whether it has a match of node
-    features, and a score of new destinations."""
-    # The one-hot of the node sets is no feature.
+    """`Inference.widths` of a model. matches_features, scores_new: whether the model has a match of
+    node features, and a score of new destinations."""
+    # Leave out the one-hot of the node sets.
     columns = schema.node_feature_dim - schema.all_node_columns[0].start
     both = settings.dim + (columns if matches_features else 0)
     both += NEW_HIDDEN + 1 if scores_new else 0

@@ -1,4 +1,4 @@
-"""The rate of new destinations and their logit, for torch and numpy alike."""
+"""The rate of new destinations, and their logit, for torch and numpy alike."""
 
 from typing import Any
 
@@ -11,32 +11,35 @@ from streamd.graph.facts.kernels import NEVER_LOG_SECONDS
 from streamd.graph.negatives import NUM_LEARNED
 
 COUNTS = "new_destinations.counts"
-"""A weight that older releases did not store. Their versions score new destinations by the weights
-alone, as those releases did."""
+"""A weight that versions of older releases lack. These score new destinations by their weights
+alone, as in those releases."""
 NUM_COUNTS = 3
 HALF_LIFE_EVENTS = 2_000.0
-"""Events of an edge set after which an event counts half. A rate of one in a hundred is then known
-with a relative error of a fifth. At the start of a log every destination is new, which should not
-dominate the rate for long."""
+"""Events of an edge set after which an event has half its weight. A rate of one in a hundred is
+then known with a relative error of a fifth. At the start of a log every destination is new, which a
+longer half-life would keep in the rate for too long."""
 MAX_LOGIT = 50.0
 """Bound of logits in a sum of exponentials, so that it stays finite."""
 UNSEEN_EVENTS = 0.5
-"""Pseudo-count: events of either kind that are added to each edge set's counts."""
+"""Pseudo-count: events with a known destination, and events with a new one, that are added to the
+counts of each edge set."""
 
 
 def remaining_share(num_events: Any) -> Any:
-    """The share of the counts that remains after `num_events` further events, number or array."""
+    """The share of the counts that remains after `num_events` further events, a number or
+    array."""
     return 0.5 ** (num_events / HALF_LIFE_EVENTS)
 
 
 def logits_of(counts: NDArray[np.float64]) -> Float32:
     """The logit of a new destination in each edge set, float32[S]; -inf without an event.
 
-    counts: as of `NewDestinations`. By softmax over the known destinations and a new one, the new
-    one has the probability of the rate if its logit is the log of the rate's odds plus the log of
-    the sum of exp(logit) over the known ones. So a caller with one new candidate gets the
-    probability that the event goes to any new destination. The number of others that could come is
-    unknown: any key may.
+    The logit is the log of the rate's odds plus the log of the sum of exp(logit) over the known
+    destinations. With it, a softmax over the known destinations and one new one gives the new one
+    the probability of the rate, that is of an event with any new destination. The number of
+    possible new destinations is unknown, since any key may come.
+
+    counts: as in `NewDestinations`.
     """
     num_events, num_new, sum_of_known = counts
     odds = (num_new + UNSEEN_EVENTS) / (num_events - num_new + UNSEEN_EVENTS)
@@ -49,10 +52,10 @@ def log_sum_odds(
 ) -> NDArray[np.float64]:
     """The log of the sum of exp(logit) over all destinations known before each event: float64[E].
 
-    The negatives are a sample of them. logits_EC: float32[E, C], the true destination first, -inf
-    in columns without a candidate. known_E: whether the true destination was known before.
-    num_others_E: the number of the other known ones, above 0. has_learned: False for an untrained
-    model; after training against n negatives the sum is about their number / n.
+    The sum is estimated from the negatives. logits_EC: float32[E, C], the true destination first,
+    -inf in columns without a candidate. known_E: bool[E], whether the true destination was known
+    before. num_others_E: int64[E], number of other known destinations, above 0. has_learned: False
+    for an untrained model; after training against n negatives the sum is about num_others_E / n.
     """
     if not has_learned:
         return np.log((num_others_E + known_E) / NUM_LEARNED)
@@ -77,22 +80,21 @@ def is_new(facts: Any) -> Any:
 
 
 def asked_sets(facts: Any, num_edge_sets: int) -> Any:
-    """The number of the queried edge set of each row of facts [..., F]; 0 for all rows if there is
-    one set."""
+    """The number of the edge set of each query, by its row of facts [..., F]; 0 with one set."""
     if num_edge_sets == 1:
         return 0
     return facts[..., -num_edge_sets:].argmax(-1)
 
 
 class NewRates:
-    """`NewDestinations` in numpy, with a version's fixed counts."""
+    """`NewDestinations` in numpy, with the fixed counts of a version."""
 
     def __init__(self, counts: NDArray[np.float64]) -> None:
         """counts: float64[3, S]."""
         self._logit_S = logits_of(counts)
 
     def replaces(self, facts_RF: Float32) -> Any:
-        """Which rows get the logit of new destinations: bool[R]."""
+        """Whether each row gets the logit of new destinations: bool[R]."""
         own = self._logit_S[asked_sets(facts_RF, len(self._logit_S))]
         return is_new(facts_RF) & np.isfinite(own)
 

@@ -1,5 +1,5 @@
-"""The layers of `streamd.models.inference.numpy_model`: each reads weights by the names of its
-torch module, and computes the same output up to float32 rounding.
+"""The layers of `streamd.models.inference.numpy_model`. Each has the weights of a torch module, by
+the same names, and the same output up to float32 rounding.
 
 Shape suffixes as in `streamd.models`; R rows, I inputs, O outputs of a layer.
 """
@@ -19,15 +19,15 @@ Float64 = NDArray[np.float64]
 
 
 class StoredWeights:
-    """The weights of a version, taken one by one by name, each with the shape that the model
-    expects."""
+    """The weights of a version. The layers take them by name, each with the shape that the model
+    expects; in the end none may be left."""
 
     def __init__(self, weights: Mapping[str, NDArray[Any]], num_edge_sets: int) -> None:
         self._left = dict(weights)
         self._num_edge_sets = num_edge_sets
 
     def take(self, name: str, *shape: int) -> NDArray[Any]:
-        """Raises: VersionError if no weight has this name and shape."""
+        """Take a weight. Raises: VersionError if no weight has this name and shape."""
         stored = self._left.pop(name, None)
         if stored is None:
             raise mismatch(f"{name} is missing")
@@ -40,7 +40,7 @@ class StoredWeights:
         return np.ascontiguousarray(self.take(name, *shape), np.float32)
 
     def optional(self, name: str, *shape: int) -> Float32:
-        """A weight that older releases did not store: zeros if it is missing."""
+        """Take a weight that versions of older releases lack: zeros if it is missing."""
         return self.float32(name, *shape) if name in self._left else np.zeros(shape, np.float32)
 
     def optional64(self, name: str, *shape: int) -> Float64:
@@ -52,7 +52,7 @@ class StoredWeights:
         return Linear(np.ascontiguousarray(weight_OI.T), self.float32(f"{name}.bias", outputs))
 
     def end(self) -> None:
-        """Raises: VersionError if weights remain that the model does not have."""
+        """Check that no weight is left. Raises: VersionError if the model does not have some."""
         if self._left:
             raise mismatch(f"the model has no {', '.join(sorted(self._left))}")
 
@@ -82,7 +82,7 @@ class Standardizer:
     def __init__(
         self, stored: StoredWeights, name: str, dim: int, columns: Sequence[slice] = ()
     ) -> None:
-        """columns: as of `SetStandardizer`; with one slice or none, all columns are of one set."""
+        """columns: as in `SetStandardizer`; with one slice or none, all columns are of one set."""
         self._set_of: Int64 | None = None
         if len(columns) < 2:
             mean, std = _moments(stored, name, dim)
@@ -105,7 +105,7 @@ class Standardizer:
         np.maximum(out, -CLIP, out=out)
         np.minimum(out, CLIP, out=out)
         if self._set_of is not None:
-            # The one-hot and the zeros of other sets stay as they are.
+            # Keep the one-hot, and the zeros of other sets.
             out *= rows[..., self._set_of]
         return out
 
@@ -115,7 +115,7 @@ class Standardizer:
         return self._mean
 
     def back(self, rows: Float32) -> Float32:
-        """Standardised values converted back to their unit; only for rows of one set."""
+        """Convert standardised values back to their unit; only for rows of one set."""
         out: Float32 = rows * self._std
         out += self._mean
         return out
@@ -171,7 +171,7 @@ class GRUCell:
         gates = sigmoid(gates)
         reset_PD, update_PD = gates[:, :d], gates[:, d:]
 
-        # The candidate state, then the mean of it and the old one, weighted by the update gate.
+        # The candidate state, then the mean of candidate and old state, by the update gate.
         new_PD = state_P3D[:, 2 * d :]
         new_PD *= reset_PD
         new_PD += input_P3D[:, 2 * d :]
@@ -183,8 +183,7 @@ class GRUCell:
 
 
 class RootAttention:
-    """`NeighborAttention`, by the same associativity: root rows are projected, not neighbor
-    rows."""
+    """`NeighborAttention`, which projects root rows instead of neighbor rows."""
 
     def __init__(
         self, stored: StoredWeights, name: str, query_dim: int, entry_dim: int, dim: int, heads: int
@@ -194,7 +193,7 @@ class RootAttention:
         self._by_head = (heads, width)
         self._query = stored.linear(f"{name}.query", query_dim, dim)
         by_head = (heads, width, entry_dim)
-        # The division of scores is folded into the keys.
+        # Fold the division of the scores into the keys.
         key_HWE = stored.float32(f"{name}.key.weight", dim, entry_dim).reshape(by_head)
         self._key_HWE = key_HWE / np.float32(width**0.5)
         value_HWE = stored.float32(f"{name}.value.weight", dim, entry_dim).reshape(by_head)
@@ -206,7 +205,7 @@ class RootAttention:
         """float32[U, dim]; zeros for a root without neighbors."""
         weight_UHK = self.weights(query_UD, entry_UKE, mask_UK)
 
-        # The weighted sum first, then the value projection.
+        # Sum the weighted entries first, then project the sum.
         mixed_UHE: Float32 = weight_UHK @ entry_UKE
         out_HUW: Float32 = mixed_UHE.transpose(1, 0, 2) @ self._value_HEW
         out: Float32 = out_HUW.transpose(1, 0, 2).reshape(-1, self._dim)

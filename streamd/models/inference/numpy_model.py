@@ -1,9 +1,9 @@
-"""A TGN, or the pair network alone, in numpy: for answering on a CPU.
+"""A TGN, or the pair network alone, in numpy, for answers on a CPU.
 
-It gives the same outputs as `LinkModel` with the same weights, up to float32 rounding; it does not
-learn. For a few nodes torch makes a hundred small calls, which take ten times as long as the
-arithmetic, and its code takes more memory than the rest of a server. numpy multiplies matrices by
-BLAS, as torch does.
+With the same weights it has the same outputs as `LinkModel`, up to float32 rounding; it cannot be
+trained. For a few nodes, torch makes a hundred small calls that take ten times as long as the
+arithmetic, and torch's code takes more memory than the rest of a server. numpy multiplies matrices
+by BLAS, as torch does.
 """
 
 from collections.abc import Iterator, Mapping
@@ -47,16 +47,13 @@ from streamd.models.memory.memory import Memory
 from streamd.settings.loading import ModelSettings
 
 BLOCK_ROOTS = 256
-"""Roots that are embedded at once: intermediate arrays then stay in the cache, and the memory they
-take does not grow with the number of roots."""
+"""Number of roots that are embedded at once, so that intermediate arrays fit the cache, and their
+memory does not grow with the number of roots."""
 
 
 class NumpyModel:
-    """The weights of a version as numpy arrays, which never change; `forget_rate` drops its rate of
-    new destinations.
-
-    `streamd.models.inference.inference.Inference` documents each method.
-    """
+    """A version with numpy arrays as weights, which never change; `forget_rate` drops its rate of
+    new destinations. `streamd.models.inference.inference.Inference` documents each method."""
 
     device = "cpu"
 
@@ -181,7 +178,7 @@ class NumpyModel:
         if not self.settings.pair_facts:
             return added_R
 
-        # New destinations have their score by features instead.
+        # New destinations have a score by features instead.
         new_N = np.flatnonzero(self._new.replaces(facts_RF))
         added_R[new_N] = 0.0
         if self._new_score is not None and len(new_N):

@@ -1,4 +1,4 @@
-"""Weights stored by releases with fewer facts, and their padding, for torch and numpy alike."""
+"""The padding of weights of releases with fewer facts, for torch and numpy alike."""
 
 from collections.abc import Sequence
 
@@ -9,22 +9,21 @@ from streamd.models.device_arrays import Array
 OLD_NUM_FACTS = (19, 32, 35)
 """Numbers of facts in older releases; their facts are the first of today's."""
 HISTORY_WEIGHT = "label_head.history.0"
-"""A weight that older releases did not store. Their label heads used no history: its weight is
-0."""
+"""A weight that versions of older releases lack. Their label heads used no history, so it is 0."""
 
 MATCH = "feature_match."
-"""Prefix of weights that older releases did not store. Without them features add nothing."""
+"""Prefix of weights that versions of older releases lack. Without them features add nothing."""
 NEW_SCORE = "new_score."
-"""Prefix of weights that older releases did not store. Without them new destinations rank by their
-rate alone."""
+"""Prefix of weights that versions of older releases lack. Without them, new destinations rank by
+their rate alone."""
 
 
 def with_all_facts(array: Array, shape: Sequence[int], num_edge_sets: int, name: str = "") -> Array:
-    """Pad an array or tensor over rows of facts to a shape with more facts. The row of facts is its
-    last axis; with several edge sets it is laid out as by `streamd.graph.facts.columns.num_facts`.
+    """Pad a weight to a shape with more facts. Facts are its last axis, in the layout of
+    `streamd.graph.facts.columns.num_facts`.
 
-    New facts have weight 0, and mean 0 and variance 1 until they are observed. An array of any
-    other shape is returned unchanged.
+    New facts have weight 0, and mean 0 and variance 1 until they are observed. A weight of any
+    other shape is returned unchanged. name: of the weight.
     """
     num_rows, num_after = (2, num_edge_sets) if num_edge_sets > 1 else (1, 0)
     missing = shape[-1] - array.shape[-1] if shape and array.shape else 0
