@@ -114,7 +114,8 @@ def bytes_not_searched(texts: Sequence[str]) -> str:
         return ""
     return (
         f"; the bytes of {count_noun(count, 'key')} in other files, objects and records, since any "
-        f"of them may contain a number, or a text of fewer than {SHORT_BYTES} bytes, by chance"
+        "of them may contain a number by chance, or a text of fewer than "
+        f"{count_noun(SHORT_BYTES, 'byte')}"
     )
 
 
