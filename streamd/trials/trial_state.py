@@ -46,6 +46,9 @@ CACHE_KIB = 64 * 1024
 """Memory of SQLite's page cache; the rest of the state is on disk only."""
 GRACE_US = 3_600_000_000
 """Event time for which an impression stays open after its horizon, for outcomes in the topic."""
+AHEAD_US = 7 * 86_400_000_000
+"""Event time after the log's newest event up to which an impression counts, or the horizon if that
+is longer: the log may lag while ingest is down. A time in another unit is further away."""
 MAX_EARLY = 100_000
 """Maximum number of outcomes that wait for their impression."""
 MAX_OF_SOURCE = 1_000
@@ -218,7 +221,8 @@ class TrialState:
         if record.edge_set in other_nodes:
             return "other_nodes"
         # It would stay open for as long.
-        return "ahead" if record.time_us > newest_us + self._horizon_us else ""
+        most_us = newest_us + max(self._horizon_us, AHEAD_US)
+        return "ahead" if record.time_us > most_us else ""
 
     def _is_open(self, record: Impression) -> bool:
         find = "SELECT 1 FROM open WHERE answer = ?"

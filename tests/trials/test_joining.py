@@ -174,7 +174,7 @@ def test_records_come_in_any_order_and_again(world, restarts):
 def test_impressions_that_cannot_count_are_counted_by_reason(world):
     world.show("a", "u1", ["i1"], 10, trial="earlier")
     world.show("b", "u1", ["i1"], 10, arm="popularity")
-    world.show("c", "u1", ["i1"], 200)
+    world.show("c", "u1", ["i1"], 8 * 86_400)
     world.show("d", "u1", ["i1"], 10, edge=2**63 - 1)
     world.show("e", "u1", ["i1"], 10)
     world.step()
@@ -185,6 +185,15 @@ def test_impressions_that_cannot_count_are_counted_by_reason(world):
     sums = world.end()
     assert sums.reasons == {"other_trial": 1, "other_arm": 1, "ahead": 1, "malformed": 1, "late": 1, "double": 1}
     assert of_arm(sums)["impressions"] == 1
+
+
+def test_an_answer_counts_although_the_log_lags_it_by_more_than_its_horizon(world):
+    """As while ingest is down: another machine, which reads the topic later, would count it too."""
+    world.show("a", "u1", ["i1"], 50_000)
+    world.step()
+    world.event("u1", "i1", 50_001)
+    sums = world.end()
+    assert of_arm(sums)["outcomes"] == 1 and not sums.reasons
 
 
 def test_a_unit_in_two_arms_counts_in_the_first(world):
