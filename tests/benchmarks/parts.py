@@ -34,6 +34,8 @@ from tests.benchmarks import (
     tgb,
     traces,
     training,
+    trial_cost,
+    trials,
 )
 
 ALL = {"files": files.run, "graph": graph.run, "graph-taus": graph.layouts_of_presets, "ingest": ingest.run, "ingest-sets": ingest_sets.run, "training": training.run,
@@ -41,7 +43,7 @@ ALL = {"files": files.run, "graph": graph.run, "graph-taus": graph.layouts_of_pr
        "server-memory": server_memory.run, "inference": inference.run, "cache": cache.run, **growth.PARTS, "tgb": tgb.run, "labels": labels.run,
        "tfgnn": tfgnn.run, "sampling": sampling.run, "sampling-hub": sampling_hub.run, "sampling-sets": sampling_sets.run,
        "restart-sets": restart_sets.run, **ranks.PARTS, "replica": replica.run, "failover": failover.run, "checkpoints": checkpoints.run,
-       "store": store.run, "table": table.run, "scores": scores.run, "nightly": nightly.run, "small-windows": small_windows.run, "alarms": alarms.run, "overload": overload.run, **ranks_model.PARTS, **gpu.PARTS}
+       "store": store.run, "table": table.run, "scores": scores.run, "nightly": nightly.run, "small-windows": small_windows.run, "alarms": alarms.run, "trials": trials.run, "trial-cost": trial_cost.run, "overload": overload.run, **ranks_model.PARTS, **gpu.PARTS}
 
 
 def named(words: list[str]) -> list[str]:
