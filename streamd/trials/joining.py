@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -17,12 +18,14 @@ import numpy as np
 import structlog
 
 from streamd.errors import KafkaError
+from streamd.eventlog.log_changes import Changes
 from streamd.eventlog.reader import LogReader
 from streamd.events import Key, SetKey
 from streamd.telemetry import trial_metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.trials.figures import look
 from streamd.trials.impression_sender import MAX_AGE_SECONDS
+from streamd.trials.impressions import Impression
 from streamd.trials.trial_state import (
     Definition,
     OutcomeEdge,
@@ -79,6 +82,8 @@ class TrialLoop:
         self._topic: RecordsOfTrial | None = None
         self._away_since = 0.0
         """Time since when the topic cannot be read, in monotonic seconds; 0 if it can."""
+        self._followed: LogReader | None = None
+        """The log whose deletes are applied."""
         self._seen: deque[tuple[float, int]] = deque()
         """Monotonic time and number of events of the log then, oldest first."""
 
@@ -115,6 +120,9 @@ class TrialLoop:
         4. Close the impressions whose horizon ended before them, and compute the figures.
         """
         # 1. Note.
+        if log is not self._followed:
+            log.follow(self)
+            self._followed = log
         log.refresh()
         self._seen.append((now, log.num_edges))
         # 2. Read.
@@ -130,6 +138,10 @@ class TrialLoop:
         # 4. Close.
         self._report(log)
 
+    def apply(self, changes: Changes) -> None:
+        """Forget deleted nodes, as a follower of the log."""
+        self._state.forget(changes.nodes.tolist())
+
     def _read_topic(self, log: LogReader, stop: threading.Event) -> bool:
         """Take in the topic's new records. Returns: whether its end was reached."""
         newest_us = int(log.time_of(np.array([log.num_edges - 1]))[0]) if log.num_edges else 0
@@ -138,7 +150,14 @@ class TrialLoop:
             if self._topic is None:
                 self._topic = self._open_topic()
             for batch in self._topic.read_to_end(self._state.offsets):
-                self._state.take_records(batch.values, batch.offsets, newest_us, other, batch.lost)
+                self._state.take_records(
+                    batch.values,
+                    batch.offsets,
+                    newest_us,
+                    other,
+                    batch.lost,
+                    partial(_source_of, log),
+                )
                 self._beat.touch("reading the topic")
                 if stop.is_set():
                     return False
@@ -195,6 +214,11 @@ class TrialLoop:
             int(n): _hash_node(log.keys[int(n)]) for n in np.unique([src_E[rows], dst_E[rows]])
         }
         known = self._state.with_open({hashes[int(n)] for n in np.unique(src_E[rows])})
+        # A new source has its id only since its first event.
+        sources = {int(n): log.keys[int(n)] for n in np.unique(src_E[rows])}
+        self._state.note_nodes(
+            {n: _plain(key) for n, key in sources.items() if key is not None and hashes[n] in known}
+        )
         return [
             OutcomeEdge(
                 begin + int(i), hashes[int(src_E[i])], hashes[int(dst_E[i])], int(time_E[i])
@@ -230,4 +254,18 @@ def _hash_node(key: Key | None) -> int:
     """The hash of a node's key within its node set; 0 for a deleted node, which nothing matches."""
     if key is None:
         return 0
-    return hash_key(key.key if isinstance(key, SetKey) else key)
+    return hash_key(_plain(key))
+
+
+def _plain(key: Key) -> str | int:
+    """A key without its node set."""
+    return key.key if isinstance(key, SetKey) else key
+
+
+def _source_of(log: LogReader, record: Impression) -> int | None:
+    """The id of an impression's source, None if the log does not have it."""
+    schema = log.state.schema
+    if record.edge_set not in schema.edge_set_names:
+        return None
+    node_set = schema.ends_of(schema.edge_set_names.index(record.edge_set))[0]
+    return log.ids.get(SetKey(node_set, record.src) if node_set else record.src)

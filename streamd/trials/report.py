@@ -32,6 +32,7 @@ UNCOUNTED = {
     "other_arm": "answers in an arm that this trial does not have",
     "other_nodes": "answers about other node sets",
     "moved": "answers to units of another arm",
+    "deleted": "answers to deleted nodes",
     "lost": "records that Kafka dropped",
     "malformed": "malformed records",
 }

@@ -12,7 +12,7 @@ import json
 import sqlite3
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ CREATE TABLE IF NOT EXISTS early (answer INTEGER, time_us INTEGER, value REAL);
 CREATE INDEX IF NOT EXISTS early_answer ON early (answer);
 CREATE INDEX IF NOT EXISTS early_time ON early (time_us);
 CREATE TABLE IF NOT EXISTS units (unit INTEGER PRIMARY KEY, arm TEXT, outcomes INTEGER, value REAL);
+CREATE TABLE IF NOT EXISTS nodes (node INTEGER PRIMARY KEY, src INTEGER, unit INTEGER);
 CREATE TABLE IF NOT EXISTS sums (arm TEXT PRIMARY KEY, opened INTEGER, impressions INTEGER,
   outcomes INTEGER, units INTEGER, takers INTEGER, total REAL, squares REAL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS reasons (reason TEXT PRIMARY KEY, number INTEGER) WITHOUT ROWID;
@@ -184,10 +185,12 @@ class TrialState:
         newest_us: int,
         other_nodes: Sequence[str] = (),
         lost: int = 0,
+        find_node: Callable[[Impression], int | None] = lambda record: None,
     ) -> None:
         """Take in records of the topic. offsets: partition -> offset after them. newest_us: time of
         the log's newest event. other_nodes: edge sets between other nodes than outcomes. lost:
-        number of records that Kafka has dropped."""
+        number of records that Kafka has dropped. find_node: returns the id of the source of an
+        impression, None if the log does not have it."""
         # All records, and the offsets after them, in one transaction.
         reasons = Counter(lost=lost)
         position = self.position
@@ -205,7 +208,10 @@ class TrialState:
                 if not reason and position is not None and record.edge < position:
                     # It may be a copy of one that is known.
                     reason = "double" if self._is_open(record) else "late"
-                reasons[reason or self._take_impression(record)] += 1
+                reason = reason or self._take_impression(record)
+                reasons[reason] += 1
+                if not reason and (node := find_node(record)) is not None:
+                    self._note_node(node, record.src)
             self._count(reasons)
             self._db.executemany("REPLACE INTO offsets VALUES (?, ?)", offsets.items())
 
@@ -318,6 +324,37 @@ class TrialState:
             (src, MAX_OF_SOURCE),
         )
         return [Shown(a, e, t, frozenset(array("q", dst))) for a, e, t, dst in rows]
+
+    # Deleted nodes
+
+    def note_nodes(self, keys: Mapping[int, str | int]) -> None:
+        """Remember the hashes of nodes by their ids, for `forget`."""
+        with self._transaction():
+            for node, key in keys.items():
+                self._note_node(node, key)
+
+    def _note_node(self, node: int, key: str | int) -> None:
+        row = (node, hash_key(key), hash_text(str(key)))
+        self._db.execute("INSERT OR IGNORE INTO nodes VALUES (?, ?, ?)", row)
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        """Remove the open impressions of deleted nodes, and the units with their keys as names. The
+        sums of closed impressions stay. nodes: ids."""
+        find = "SELECT src, unit FROM nodes WHERE node = ?"
+        with self._transaction():
+            for node in nodes:
+                known = self._db.execute(find, (node,)).fetchone()
+                if known is None:
+                    continue
+                src, unit = known
+                rows = self._db.execute("SELECT answer, arm FROM open WHERE src = ?", (src,))
+                for answer, arm in rows.fetchall():
+                    self._db.execute("DELETE FROM open WHERE answer = ?", (answer,))
+                    self._db.execute("DELETE FROM taken WHERE answer = ?", (answer,))
+                    self._add(arm, opened=-1)
+                    self._count(Counter(deleted=1))
+                self._db.execute("DELETE FROM units WHERE unit = ?", (unit,))
+                self._db.execute("DELETE FROM nodes WHERE node = ?", (node,))
 
     # Units
 

@@ -1,5 +1,6 @@
 """Impressions and outcomes become figures: once each, by event time, whatever comes first, again or late."""
 
+import sqlite3
 import threading
 
 import msgspec
@@ -14,9 +15,10 @@ from streamd.events import Progress, Schema
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.trials.impressions import Impression
 from streamd.trials.joining import HOLD_SECONDS, TrialLoop
-from streamd.trials.trial_state import GRACE_US, Definition, read_sums
+from streamd.trials.trial_state import GRACE_US, Definition, hash_key, hash_text, read_sums
 from streamd.trials.trial_topic import TopicBatch
 from tests.builders import SECOND, batch, write_sets_log
+from tests.eventlog.test_housekeeper import delete_node
 
 SCHEMA = Schema()
 HORIZON = 100
@@ -275,6 +277,41 @@ def test_a_running_trial_cannot_change(world, changed):
         world.open()
     world.definition = before
     world.open()
+
+
+def test_a_deleted_node_leaves_no_open_impression_and_no_unit_of_its_name(world, tmp_path):
+    """Neither its hash: whoever has the key could compute it."""
+    world.event("u2", "i1", 2)
+    world.show("a", "u1", ["i1"], 10, arm="champion")
+    world.show("b", "u2", ["i1"], 10, unit="another name")
+    world.event("u1", "i1", 11)
+    world.event("u3", "i5", 100_000)
+    world.step()
+    world.show("c", "u1", ["i2"], 100_010, arm="champion")
+    world.outcome("c", 100_011)
+    world.show("d", "u2", ["i2"], 100_010)
+    world.step()
+    before = world.sums
+    assert (before.opened, before.impressions) == ({"champion": 2, "rule": 2}, {"champion": 1, "rule": 1})
+
+    for restarts in (False, True):
+        # While the role runs, then while it does not.
+        if restarts:
+            world.loop._state.close()
+        delete_node(world.writer, world.writer.keys[("u1", "u2")[restarts]])
+        world.event("u3", "i5", 100_020 + restarts)
+        if restarts:
+            world.open()
+        world.step()
+    sums = world.end(300_000)
+    assert sums.opened == sums.impressions == {"champion": 1, "rule": 1} and sums.reasons["deleted"] == 2
+    assert of_arm(sums, "champion")["outcomes"] == 1, "the sums stay"
+    world.loop._state.close()
+    db = sqlite3.connect(tmp_path / "t.sqlite")
+    numbers = {value for table in ("open", "units", "taken", "nodes", "early") for row in db.execute(f"SELECT * FROM {table}") for value in row}
+    assert not numbers & {hash_key("u1"), hash_key("u2"), hash_text("u1"), hash_text("c"), hash_text("d")}
+    assert hash_text("another name") in numbers, "it is no key of the log"
+    db.close()
 
 
 def test_the_state_has_no_text_of_users(world, tmp_path):
