@@ -23,10 +23,13 @@ from streamd.settings.loading import ModelSettings
 
 @dataclass(frozen=True)
 class LabelInputs:
-    """L labels. around: the neighborhoods of their U distinct nodes, without events. node_L: int64
-    indices among these nodes. set_L: their node sets, on the host. facts_LF: float32, the facts of
-    the pair of the node and itself, of which age, degree and popularity carry information.
-    history_LT: float32, the mean of the node's last labels before. target_LT: float32."""
+    """The inputs of L labels.
+
+    around: the neighborhoods of their U distinct nodes, without events. node_L: int64, indices of
+    the labels' nodes among these. set_L: int64, their node sets, on the host. facts_LF: float32,
+    facts of the pair of the node and itself, of which age, degree and popularity have information.
+    history_LT: float32, the mean of the node's labels before this one. target_LT: float32.
+    """
 
     around: LinkInputs
     node_L: Tensor
@@ -46,7 +49,8 @@ def label_inputs(
     before_event: int,
     query_us: int,
 ) -> LabelInputs:
-    """Inputs for labels of distinct nodes. Arguments: as of `label_rows`."""
+    """Make the inputs of L labels. node_L: int64[L], indices of their nodes in nodes_U. target_LT:
+    float32[L, T]. Other arguments as in `label_rows`."""
     rows = label_rows(live, plan, nodes_U, set_U, before_event, query_us)
     none = np.zeros((0, 1), np.int64)
     no_facts = np.zeros((0, 1, rows.facts_UF.shape[-1]), np.float32)
@@ -61,7 +65,7 @@ def label_inputs(
 
 
 def shares(target_LT: Tensor) -> Tensor:
-    """Amounts per class as shares that add up to 1; a row of zeros stays zero."""
+    """Convert amounts per class to shares that add up to 1; a row of zeros stays zero."""
     share = target_LT.clamp_min(0)
     return share / share.sum(1, keepdim=True).clamp_min(1e-9)
 
@@ -85,7 +89,7 @@ class LabelHead(nn.Module):
         self.net = nn.Sequential(
             nn.Linear(embedding_dim + num_facts, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, label_dim)
         )
-        # A module of its own, so that it comes after the weights that older releases stored.
+        # A separate module, so that it comes after the weights of older releases.
         self.history = nn.ParameterList([torch.ones(label_dim)])
 
     def schema_inputs(self) -> dict[str, SchemaInput]:

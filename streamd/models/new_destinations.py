@@ -1,8 +1,8 @@
 """The logit of a destination without any event so far, in training.
 
-Such a candidate cannot be learned like others: all training negatives were destinations before, so
-the model would learn that "never seen" means "true". Its logit is instead the recent rate of new
-destinations in its edge set, on the scale of the logits of known ones.
+The model cannot be trained on such a candidate as on others: all negatives were destinations
+before, so it would learn that a new destination is the true one. The logit is instead the recent
+rate of new destinations in the edge set, on the scale of the logits of known ones.
 """
 
 from collections.abc import Sequence

@@ -19,14 +19,14 @@ event, is lowest at a mean of exp(score) of 1."""
 
 
 class NewScore(nn.Module):
-    """The log of how much more likely a source takes one new destination than another, which is
-    added to the logit of new destinations.
+    """A term of the logit of new destinations: the log of how much more likely a source takes one
+    new destination than another.
 
-    It is learned from events with a new destination, against others that were new then and are
-    drawn uniformly, so the mean of exp(score) over new ones is 1: the score moves single ones, and
-    their rate stays. It reads the rows of features of both nodes and of the source's neighbors,
-    the match of features, the age of the destination's row and the pair's facts. A destination
-    without a row has the score 0, and so has any before training.
+    It is trained on events with a new destination, against uniformly drawn nodes that were new
+    then. So the mean of exp(score) over new destinations is 1: the score reorders them, and their
+    rate does not change. Its inputs are the rows of features of both nodes and of the source's
+    neighbors, the match of features, the age of the destination's row, and the pair's facts. A
+    destination without a row has the score 0, as all have before training.
     """
 
     def __init__(self, num_facts: int, num_columns: int) -> None:

@@ -33,12 +33,13 @@ def edgebank_scores(facts_ECF: Float32) -> Float32:
 
 
 def rule_scores(facts_ECF: Float32) -> Float32:
-    """Chance, up to a factor, that a source's next event goes to each candidate: float32[E, C].
+    """Probability, up to a factor, that a source's next event goes to each candidate: float32[E,
+    C].
 
-    With the probability of the source's recurrence the event goes to a past partner, by the mean of
-    the four pair weights (each scaled to add up to 1). Else it goes to a popular destination, by
-    the mean share over the five half-lives, raised by co-visits. With several edge sets, the facts
-    of the queried set count.
+    It is a mean of two parts, weighted by the source's recurrence: a past partner, by the mean of
+    the four pair weights (each scaled to add up to 1); and a popular destination, by the mean share
+    over the five half-lives, raised by co-visits. With several edge sets, the facts are those in
+    the set of the query.
     """
     events_EC, pairs_EC = (
         np.expm1(facts_ECF[..., column])

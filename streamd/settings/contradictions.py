@@ -77,7 +77,7 @@ def check_branches(s: Settings) -> Iterator[Contradiction]:
             "set server.port to a number.",
         )
 
-    # The next leader must find the log of the one before.
+    # A standby reads the leader's log from the changelog and the store.
     if s.log.member == "standby" and not (s.log.name and s.log.store):
         yield Contradiction(
             ("log", "member"),
@@ -254,19 +254,19 @@ def _check_topic(
 ) -> Iterator[Contradiction]:
     """Check a source against those before it with the same topic."""
     for one in before:
-        # These belong to the topic, not to a single source of it.
+        # All sources of a topic must have the same value of these.
         for name in ("format", "envelope", "unavailable_value"):
             if getattr(one, name) != getattr(source, name):
                 what = f"it is {getattr(one, name) or 'none'} in a source before this one"
                 yield Contradiction((*at, name), f"a topic has one {name}, and {what}")
-        # Formats with typed times convert them to one form, for all sources of the topic.
+        # A format with typed times has one form of time for all sources of the topic.
         timed = {one.time, source.time} - {"record"}
         if len(timed) > 1 and source.format not in ("json", "ndjson"):
             what = f"it is {one.time or 'stream.time_unit'} in a source before this one"
             yield Contradiction(
                 (*at, "time"), f"a topic of {source.format} has one form, and {what}"
             )
-        # A source that can never get a record is a mistake.
+        # A source must be able to get records.
         if one.takes_all and not source.also:
             yield Contradiction(
                 at,
@@ -353,7 +353,7 @@ def _check_features(given: Fields, declared: _Declared, at: KeySteps) -> Iterato
                 yield Contradiction(
                     (*at, "features", name), f"{word} is no value of {feature.words}"
                 )
-    # A misspelt name is also a missing one: only the misspelt one is reported.
+    # A misspelt name also makes the right one missing: report only the misspelt one.
     unknown = [name for name in given if name not in features]
     for name, feature in features.items():
         is_misspelt = bool(difflib.get_close_matches(name, unknown, 1, 0.5))

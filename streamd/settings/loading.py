@@ -154,8 +154,8 @@ def load_settings(
 
 
 def _checked_together(s: Settings, origin: Mapping[str, str], mistakes: Mistakes) -> Settings:
-    """Check settings against one another, and fill in those that declarations imply."""
-    # Skip checks that involve a setting with a rejected value.
+    """Check settings against one another, and set those that declarations imply."""
+    # Skip contradictions that involve a setting with a rejected value.
     doubtful = frozenset(mistakes.doubtful)
 
     def add_all(found: Iterable[Contradiction]) -> bool:
@@ -174,8 +174,7 @@ def _checked_together(s: Settings, origin: Mapping[str, str], mistakes: Mistakes
 
 
 def _named_in(contradiction: Contradiction) -> str:
-    """The text of a contradiction with its key: it contains the names of all settings that it
-    compares."""
+    """A contradiction as text with its key, which contains the names of the compared settings."""
     return f"{'.'.join(map(str, contradiction.steps))} {contradiction.what}"
 
 
@@ -287,8 +286,8 @@ def check_access(server: ServerSettings) -> None:
 
 
 def _with_earlier_directory(s: Settings, origin: Mapping[str, str]) -> Settings:
-    """The settings with the parent folder of `data_dir`, if that has a log and `data_dir` does not
-    exist. The image of 0.1.0 kept the log in the root of its volume; today's image keeps it in a
+    """The settings with the parent folder as `data_dir`, if that has a log and `data_dir` does not
+    exist: the image of 0.1.0 had the log in the root of its volume, later images have it in a
     subfolder."""
     data_dir, above = s.data_dir, s.data_dir.parent
     if origin["data_dir"] != "environment" or data_dir.exists():

@@ -13,10 +13,10 @@ from streamd.settings.tree import PREFIX, Settings, leaves
 from streamd.settings.yaml_lines import SettingsFile, nearest_name
 
 SECRET_WORDS = ("password", "secret", "token", "key", "proxy")
-"""Parts of names that mark a secret value, which is never printed; a proxy's address may contain a
-password."""
+"""Parts of the names of secret settings, which are never printed. The address of a proxy may
+contain a password."""
 MAX_SHOWN = 80
-"""Longest wrong value that an error prints, in characters."""
+"""Maximum number of characters of a wrong value in an error."""
 ORDER = ("file", "environment", "command line", "default")
 """The sources of settings, in the order in which errors are listed."""
 EXAMPLES: dict[str | int, str] = {
@@ -41,10 +41,9 @@ KeySteps = Sequence[str | int]
 
 
 class Mistakes:
-    """The errors found so far. Owner: the one call that reads the settings.
+    """The errors found so far. Owner: the call that reads the settings.
 
-    doubtful: settings, by dotted key, that an error concerns; contradictions with them are not
-    reported.
+    doubtful: dotted keys of settings with an error; contradictions with them are not reported.
     """
 
     def __init__(self, origin: Mapping[str, str], file: SettingsFile | None) -> None:
@@ -75,7 +74,7 @@ class Mistakes:
 
     def add_unknown(self, key: str, source: str) -> None:
         """Add an unknown key. key: dotted."""
-        # A key without a dot may be meant as a branch.
+        # A key without a dot may be a misspelt branch.
         count = key.count(".") + 1
         settings = [".".join(steps) for steps in leaves()]
         groups = [".".join(one.split(".")[:count]) for one in settings]
@@ -104,7 +103,7 @@ class Mistakes:
                 near = nearest_name(Settings, steps)
                 self._add(steps, self._source_of(steps), f" is unknown{near}")
                 continue
-            # A misspelt key is also a missing one: only the misspelt one is reported.
+            # A misspelt key also makes the right one missing: report only the misspelt one.
             if e["type"] == "missing":
                 if not any(_may_be_meant(steps, other) for other in misspelt):
                     self.add(steps, e["msg"])
@@ -139,7 +138,8 @@ class Mistakes:
         self._found.append((ORDER.index(source), line, str(SettingsError(text, action))))
 
     def _settings_at(self, steps: KeySteps) -> set[str]:
-        """The settings that a key names, lies in, or contains."""
+        """The settings at a key: the key's own, the one that contains it, or those of its
+        branch."""
         for end in range(len(steps), 0, -1):
             name = ".".join(map(str, steps[:end]))
             found = {key for key in self._origin if key == name or key.startswith(f"{name}.")}

@@ -11,10 +11,9 @@ from streamd.settings.tree import Settings
 class Paths:
     """The directories of one role.
 
-    log: of the event log.
-    learned: of versions, checkpoints, replay and history. It differs from `log` only for a trainer
-    with `training.checkpoint_dir`, which several machines share.
-    role: name of the role, and of its folder in `roles/`.
+    log: data directory of the event log. learned: directory of versions, checkpoints, replay and
+    history; it differs from `log` only with `training.checkpoint_dir`, which trainers of several
+    machines share. role: name of the role, and of its folder in `roles/`.
     """
 
     log: Path

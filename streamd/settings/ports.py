@@ -11,8 +11,8 @@ from streamd.settings.tree import Settings
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A role, or a further server, that listens. name: its own. setting: of the port. port: 0 for
-    none, or for any free one of the server."""
+    """A role or server that listens on a port. setting: key of the port. port: 0 for none; for the
+    server, 0 is any free port."""
 
     name: str
     setting: str
@@ -36,7 +36,7 @@ def listener_of(settings: Settings, role: str) -> Listener:
 
 
 def listeners_here(settings: Settings) -> list[Listener]:
-    """All that listen under `streamd run` with these settings, without those that have no port."""
+    """The roles and servers that listen under `streamd run` with these settings."""
     found = [listener_of(settings, role) for role in roles_here(settings)]
 
     # Several servers share the port of the API, and each has one for its metrics.

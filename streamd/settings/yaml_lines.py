@@ -16,8 +16,8 @@ MAX_SHOWN = 60
 
 
 class _Loader(yaml.SafeLoader):
-    """Records repeated keys of a mapping; YAML's own loader would silently keep the last one.
-    repeated: (key, line from 1)."""
+    """A YAML loader that records repeated keys of a mapping, of which the usual loader silently
+    keeps the last. repeated: (key, line from 1)."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

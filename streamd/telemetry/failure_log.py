@@ -1,5 +1,5 @@
-"""Lasting failures, for example of an unreachable store: retried continually, logged from time to
-time."""
+"""Decides when to log a failure that lasts, for example of an unreachable store, while its work is
+retried continually."""
 
 import time
 from collections.abc import Callable

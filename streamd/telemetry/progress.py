@@ -19,7 +19,7 @@ logger = structlog.get_logger()
 RATE_SECONDS = 60.0
 """Time over which a rate is measured; a later, slower part of the work soon shows in it."""
 SURE_SECONDS = 1.0
-"""Minimum time over which a rate is measured: a shorter one is no estimate for the rest."""
+"""Minimum time over which a rate is measured: a shorter time gives no estimate for the rest."""
 SURE_SHARE = 0.05
 """Minimum share of the work before a time left is given: the first parts vary too much."""
 LINE_SECONDS = 10.0
@@ -78,7 +78,7 @@ class Meter:
         self._share = 0.0
 
     def note(self, done: int) -> None:
-        """Record the first units of work."""
+        """Record units that are done, before the first reading."""
         if self._is_warm or done <= self._first:
             return
         if self._begun is None:
@@ -188,8 +188,8 @@ class ProgressLine:
         self.at(done, total)
 
     def wait(self, what: str, done: int = 0, total: int = 0, unit: str = "events") -> None:
-        """Report a wait for others; its first report begins the part. It never counts as done, also
-        if all of its units are: the others have more to do."""
+        """Report a wait for other processes; its first report begins the part. It never counts as
+        done, even if all of its units are, since the others have more to do."""
         if what != self.what:
             self.begin(what, unit, done)
         self._is_wait = True

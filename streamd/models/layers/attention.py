@@ -23,9 +23,10 @@ class NeighborAttention(nn.Module):
         self.value = nn.Linear(entry_dim, dim, bias=False)
 
     def forward(self, query_UD: Tensor, parts: Sequence[Tensor], mask_UK: Tensor) -> Tensor:
-        """parts: float32[U, K, D], columns of the neighbors' entries. They are separate tensors,
-        so that parts without gradients, such as edge features, are neither copied nor given any.
-        Returns: float32[U, dim]; zeros for a root without neighbors."""
+        """Attend. query_UD: states of the roots. parts: float32[U, K, D] each, blocks of columns of
+        the neighbors' entries; as separate tensors, those without gradients, such as edge features,
+        are not copied. mask_UK: bool, False for padding. Returns: float32[U, dim]; zeros for a root
+        without neighbors."""
         weight_UHK = self.weights(query_UD, parts, mask_UK)
         mixed_UHD = torch.cat([torch.bmm(weight_UHK, part) for part in parts], 2)
 

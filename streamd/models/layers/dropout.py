@@ -1,5 +1,5 @@
-"""Dropout as a function of event, candidate and unit: the same for any chunks, batches and
-ranks."""
+"""Dropout by a hash of event, candidate and unit, so that it is the same for any chunks, batches
+and ranks."""
 
 import numpy as np
 import torch
@@ -24,8 +24,8 @@ def half_dropout(x_ECD: Tensor, key: int | Tensor, event_E: Tensor) -> Tensor:
     """Dropout at 1/2 of float32[E, C, D]: a bit of a SplitMix64 hash decides whether unit d of
     candidate c of an event is dropped.
 
-    key: a `dropout_key`, or a tensor of its bits, int64[]. event_E: int64 event ids. A word of 64
-    units costs one hash; drawing each unit by itself took a tenth of a training step.
+    key: a `dropout_key`, or a tensor of its bits, int64[]. event_E: int64 event ids. One hash
+    decides about 64 units: a hash for each unit would take a tenth of a training step.
     """
     num_events, num_candidates, width = x_ECD.shape
     words = -(-width // WORD)

@@ -1,11 +1,10 @@
-"""Stores a memory as files: one with all rows, then one for each later change with the changed
-rows.
+"""Stores a memory as files: one with all rows, then one with the changed rows for each later store.
 
-So the bytes written depend on the nodes that events changed, not on all nodes so far. Versions and
-checkpoints hold links to the files of their memory, which are safetensors: first the pending
-messages, then the files of rows, in the order in which to apply them: `node`: int64[K] with their
-`state`: float32[K, D] and `last_us`: int64[K]. After a node was deleted all rows are written again,
-so that no file holds its state.
+So the bytes written depend on the nodes that events changed, not on all nodes. The files are
+safetensors, and versions and checkpoints have links to those of their memory: first the pending
+messages, then the files of rows in the order in which to apply them, with `node`: int64[K],
+`state`: float32[K, D] and `last_us`: int64[K]. After a node was deleted, all rows are written
+again, so that no file has its state.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,8 +41,8 @@ class MemoryFiles:
     """Writes the files of one memory as it advances, in a folder of their own. Owner: one thread.
 
     With several ranks, each rank of the first replica writes the rows of its own nodes, and the
-    first rank also the messages. All ranks call `store` at the same time; the first alone sweeps,
-    before they store again.
+    first rank the messages too. All ranks call `store` at the same time. Only the first rank calls
+    `sweep`, before the next `store`.
     """
 
     def __init__(self, folder: Path, disk: Disk = DISK, ranks: Ranks = ALONE) -> None:
@@ -94,7 +93,7 @@ class MemoryFiles:
         memory: of the same pool as in the last call; otherwise all rows are written. Raises:
         OSError.
         """
-        # Nothing to do if the memory did not change.
+        # Return the same files if the memory did not change.
         stored = self._stored
         node_K = None if stored is None else _changed_nodes(memory, stored)
         same = stored is not None and node_K is not None and not len(node_K)
@@ -104,7 +103,7 @@ class MemoryFiles:
         if self._ranks.all(same):
             return (*self._pending, *self._all_rows)
 
-        # Rows, which are equal on all replicas; then the messages, which belong to the newest rows.
+        # Write the rows, which are equal on all replicas, then the messages.
         names = self._new_names()
         if self._ranks.replica == 0:
             self._store_rows(memory, node_K, names)

@@ -36,13 +36,13 @@ class Memory:
     """The states of all nodes at a cut of the log, an event id. Owner: one thread.
 
     rows: each node's state, float32[D], and the time of the message that produced it; copies share
-    equal pages (`NodeRows`). The P pending messages of the last chunk: nodes, ascending; the other
-    endpoints' states; features; times. edge: the cut. now_us: time of the last event before it.
-    num_forgotten: number of node deletes applied. Applying a delete twice changes nothing, since a
-    deleted node's id never comes back.
+    equal pages (`NodeRows`). pending_node, pending_other, pending_features, pending_us: the P
+    pending messages of the last chunk: nodes, ascending; states of the other endpoints; features;
+    times. edge: the cut. now_us: time of the last event before it. num_forgotten: number of applied
+    node deletes. A second delete of a node changes nothing, since its id is never used again.
 
-    With several ranks, each holds the rows and messages of the nodes it owns. `gather` and `commit`
-    then fetch rows from other ranks, so all ranks call them at the same time.
+    With several ranks, each has the rows and messages of its own nodes. `gather` and `commit` fetch
+    rows from other ranks, so all ranks must call them at the same time.
     """
 
     def __init__(
@@ -199,11 +199,8 @@ class Memory:
 
     def forget(self, deletes: NodeDeletes) -> None:
         """Apply the log's deletes of nodes before the cut: remove their states, and the messages to
-        them.
-
-        Neighbors keep what they learned from a node. `over` calls it before it applies pending
-        messages.
-        """
+        them. The states of neighbors do not change. `over` calls this before it applies pending
+        messages."""
         due = deletes.until(self.edge).node
 
         # Deletes since the last call.
@@ -211,8 +208,8 @@ class Memory:
         self.num_forgotten = len(due)
         if not len(gone):
             return
-        # Only nodes with a state: a memory that was just read applies all deletes again, and
-        # writing zeros over zeros would cost pages of its own.
+        # Write only nodes with a state: a memory that was just read applies all deletes again, and
+        # zeros over zeros would need new pages.
         position = self.rows.positions(gone)
         known = gone[(position >= 0) & (position < self.rows.num_positions)]
         node = self._put(known)
@@ -288,8 +285,8 @@ class Memory:
     @contextmanager
     def over(self, chunk: EdgeRows, update: "Callable[[Memory], Array]") -> Iterator[Array]:
         """Advance memory over one canonical chunk, and over the deletes before it. Inside the
-        `with`, memory is as the chunk's events see it; it advances at the end of the block unless
-        that raised.
+        block, memory is at the beginning of the chunk; it advances at the end of the block, unless
+        the block raises.
 
         Args: update: computes the states of the nodes with a pending message, float32[P, D]; the
         `with` yields them.
@@ -325,8 +322,8 @@ class Memory:
         from streamd.ranks.row_exchange import Route
 
         assert self.ranks.owned is not None
-        # Every rank has the whole chunk, so all know which rank needs which rows (a static
-        # schedule).
+        # Every rank has the whole chunk, so each knows which rank needs which rows without an
+        # exchange.
         owner_P = owner_of(last.node_P, self.ranks.num_shards)
         route = Route.known(self.ranks.rows, owner_P, on_host(last.other))
         states = as_tensor(self.rows.state(self._put(route.asked)))

@@ -1,8 +1,8 @@
 """Rows of nodes in pages that copies of a memory share until one of them writes (copy on write).
 
-A copy of a memory costs its table of pages, and a write costs the pages that it changes. So several
-memories with mostly equal rows (epochs of one window, the shadow, the next version) together take
-little more space than one.
+A copy of a memory copies its table of pages, and a write copies the pages that it changes. So
+several memories with mostly equal rows (epochs of one window, the shadow, the next version)
+together take little more space than one.
 """
 
 import collections
@@ -66,7 +66,7 @@ class PagePool:
         return self._end * PAGE * (4 * self.dim + 8)
 
     def share(self, page_P: Int64) -> None:
-        """Count one more memory that uses these pages; 0 is skipped."""
+        """Count one more memory that uses these pages; page 0 is not counted."""
         with self.lock:
             self._release_dropped()
             self._users[page_P[page_P > 0]] += 1
@@ -87,7 +87,7 @@ class PagePool:
         return shared
 
     def copies(self, page_P: Int64) -> Int64:
-        """Copy pages to new ones with one user each; the caller holds the lock and uses the copies
+        """Copy pages to new ones with one user each. The caller holds the lock, and uses the copies
         instead of the originals. Returns: the new pages, int64[P]."""
         new_P = self._take(len(page_P))
         for array in (self.state, self.last_us):
@@ -228,8 +228,8 @@ class NodeRows:
             self.pool.last_us[row_K] = last_us_K
 
     def _own(self, slot_S: Int64) -> None:
-        """Give these slots pages that only this memory uses. slot_S: int64[S], ascending, each
-        once."""
+        """Replace the pages of some slots by copies that only this memory uses, unless it is their
+        only user. slot_S: int64[S], ascending, each once."""
         if slot_S[-1] >= len(self._page_S):
             grown = np.zeros(max(int(slot_S[-1]) + 1, 2 * len(self._page_S)), np.int64)
             grown[: len(self._page_S)] = self._page_S
