@@ -6,6 +6,7 @@
 import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
@@ -200,6 +201,16 @@ class Alarms:
         days = (self._times[-1] - self._times[0]) / DAY_US
         share = (sum(self._firsts) + PRIOR_FIRSTS) / (len(self._firsts) + PRIOR_FIRSTS)
         return min(MAX_P, self._per_day * days / (len(self._times) - 1) / share)
+
+    def fields(self) -> dict[str, int]:
+        """Fields of the heartbeat: the number of sources with an alarm within the last day of event
+        time; none without a topic for alarms."""
+        if not self._is_on:
+            return {}
+        begin_us = (self._times[-1] if self._times else 0) - DAY_US
+        # The sources are in the order of their last alarms.
+        newest = takewhile(lambda last: last.time_us > begin_us, reversed(self._last.values()))
+        return {"alarmed_sources": sum(1 for _ in newest)}
 
     def _begin_quiet(self, src: int, event: int, time_us: int) -> int | None:
         """Begin a quiet time of a source. Returns: the rare events of its last one; None if this

@@ -325,5 +325,6 @@ class ScoreLoop:
             edge=scorer.position,
             version=scorer.version,
             waiting=len(self._outbox),
+            **self._alarms.fields(),
             **self._outbox.away_fields(time.monotonic()),
         )

@@ -68,6 +68,17 @@ def test_a_source_is_quiet_for_a_while_and_its_next_alarm_counts_the_repeats(tmp
     assert made.rate(scored(at + 3, 77, 43.0, begin + 600_000_000)).alarm is not None
 
 
+def test_the_heartbeat_has_the_number_of_sources_with_an_alarm_in_the_last_day(tmp_path):
+    made = Alarms(tmp_path, options(server__alarms_per_day=4, server__alarm_quiet_seconds=600))
+    assert made.fields() == {"alarmed_sources": 0} and Alarms(tmp_path, settings(tmp_path).server).fields() == {}
+    found = []
+    for one in days(9):
+        found += [one.record] if made.rate(one).alarm is not None else []
+        begin = one.record.time_us - DAY_US
+        assert made.fields() == {"alarmed_sources": len({r.src for r in found if r.time_us > begin})}
+    assert found
+
+
 def test_a_stop_changes_no_p_value_and_no_alarm(tmp_path):
     whole = [one._asdict() | asdict(one.record) for one in map(Alarms(tmp_path / "a", options()).rate, days(9))]
     events = list(days(9))

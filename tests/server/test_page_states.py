@@ -206,6 +206,17 @@ def test_the_arms_of_a_trial_are_compared_in_words(browser, small, monkeypatch, 
     close(page, small)
 
 
+@pytest.mark.parametrize("shape", SIZES)
+def test_the_row_of_the_scoring_role_has_the_number_of_alarmed_sources(browser, small, monkeypatch, shape):  # noqa: F811
+    scene = Scene(small, monkeypatch)
+    page = opened(browser, small, viewport=SIZES[shape][0], color_scheme=SIZES[shape][1])
+    for number, words in ((None, ""), (0, "0 sources with an alarm in the last day of events"), (1, "1 source with an alarm in the last day of events")):
+        scene.roles(score=lambda n=number: beat("score", "scoring", **({} if n is None else {"alarmed_sources": n})))
+        page.wait_for_function("words => document.querySelector('#roles tr:last-child td')?.innerText.trim() === ['scoring', words].join('\\n').trim()", arg=words)
+    assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[shape][0]["width"]
+    close(page, small)
+
+
 def test_before_the_first_window_the_page_names_the_time_it_waits_for(browser, small, empty, monkeypatch):  # noqa: F811
     Scene(small, monkeypatch)
     monkeypatch.setattr(small.world.state.page._history, "refresh", list)
