@@ -455,7 +455,7 @@ def link_loss(
 
     The binary part makes scores of different sources comparable, which average precision requires.
     is_candidate_EC: bool, the columns that count; None counts all, with the same bits as True
-    everywhere. log_draws_EC: as of `LinkInputs`, subtracted from the logits.
+    everywhere. log_draws_EC: as in `LinkInputs`, subtracted from the logits.
     """
     if log_draws_EC is not None:
         logits_EC = logits_EC - log_draws_EC

@@ -28,7 +28,7 @@ def load_inference(
     device: str = HOST,
     memories: MemoryReader | None = None,
 ) -> tuple[Inference, Memory]:
-    """Load a version for answering, and its memory. Arguments and errors: as of `load_model`."""
+    """Load a version for answering, and its memory. Arguments and errors: as in `load_model`."""
     settings = version.manifest.model_settings()
     made_on = _check_schema(version.manifest, schema)
     if device == HOST and architecture_of(settings).in_numpy and made_on == schema:

@@ -77,7 +77,7 @@ RULES: dict[str, Callable[[Float32], Float32]] = {
     "edgebank": edgebank_scores,
     POPULARITY: popularity_scores,
 }
-"""Name -> rule, as of `windows.history.RULES`."""
+"""Name -> rule, as in `windows.history.RULES`."""
 
 
 def scores_of_rules(facts_ECF: Float32) -> dict[str, Float32]:

@@ -299,7 +299,7 @@ class _GraphPart:
         return z_UD
 
     def weights(self, h_MD: Float32, hop: Hop, roots: slice, edges_UKF: Float32) -> Float32:
-        """Attention weights, averaged over heads: float32[U, K]. Arguments as of `layer`."""
+        """Attention weights, averaged over heads: float32[U, K]. Arguments as in `layer`."""
         seen = self._layer_inputs(h_MD, hop, roots, edges_UKF)
         mean_UK: Float32 = self._attention.weights(*seen, hop.mask_UK[roots]).mean(1)
         return mean_UK

@@ -36,7 +36,7 @@ class NeighborAttention(nn.Module):
 
     def weights(self, query_UD: Tensor, parts: Sequence[Tensor], mask_UK: Tensor) -> Tensor:
         """Attention weights, float32[U, heads, K]: they add up to 1 over a root's neighbors and
-        are 0 for padding. Arguments as of `forward`."""
+        are 0 for padding. Arguments as in `forward`."""
 
         # Fold the key projection into the query of each root.
         q_UHW = self.query(query_UD).view(-1, self.heads, self.width)

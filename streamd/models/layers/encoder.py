@@ -125,7 +125,7 @@ class Encoder(nn.Module):
         """Return attention weights of the first hop's neighbors: a tuple of one tensor, float32[U,
         K], or an empty one for layers without attention.
 
-        Arguments as of `forward`.
+        Arguments as in `forward`.
         """
         if not hasattr(self.layers[-1], "weights"):
             return ()
@@ -177,7 +177,7 @@ def states_of_first(
     hops: Sequence[HopInputs],
     layer: Callable[[int, Tensor, HopInputs, bool], Tensor],
 ) -> Tensor:
-    """The input states of the first hop's layer, float32[M, D]. Arguments as of `deepest_first`."""
+    """The input states of the first hop's layer, float32[M, D]. Arguments as in `deepest_first`."""
     for number in reversed(range(1, len(hops))):
         z_UD = layer(len(hops) - 1 - number, h_MD, hops[number], False)
         # The hop before reads these roots only: other nodes need no state.

@@ -152,7 +152,7 @@ class Memory:
     ) -> "Memory":
         """Build a memory from the result of `tensors`.
 
-        pool, ranks: as of `__init__`. Raises: VersionError if a tensor is missing.
+        pool, ranks: as in `__init__`. Raises: VersionError if a tensor is missing.
         """
         if missing := {"state", "last_us", *PENDING} - set(tensors):
             raise VersionError(

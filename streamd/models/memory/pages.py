@@ -206,11 +206,11 @@ class NodeRows:
         return np.unique(self.positions(node_M) // PAGE)
 
     def state(self, node_M: Array) -> Array:
-        """States of nodes, float32[M, D]. node_M: as of `rows`."""
+        """States of nodes, float32[M, D]. node_M: as in `rows`."""
         return self.pool.state[self.rows(node_M)]
 
     def last_us(self, node_M: Array) -> Array:
-        """Times of nodes, int64[M]. node_M: as of `rows`."""
+        """Times of nodes, int64[M]. node_M: as in `rows`."""
         return self.pool.last_us[self.rows(node_M)]
 
     def write(self, node_K: Int64, state_KD: Array, last_us_K: Array) -> None:

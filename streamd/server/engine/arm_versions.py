@@ -121,7 +121,7 @@ class ArmVersions:
 
     def adopt(self, served: LoadedVersion | None, serving: str, view: ServerGraph) -> None:
         """Keep a version that served until now, if it is that of an arm: it has followed the log.
-        serving, view: as of `step`, from now on."""
+        serving, view: as in `step`, from now on."""
         self._serving = serving
         if served is None or view is not self._view:
             return

@@ -56,7 +56,7 @@ class PendingBatch:
 
     @property
     def weight(self) -> int:
-        """Its share of a pass, as of `weight_of`."""
+        """Its share of a pass, as in `weight_of`."""
         return sum(map(weight_of, self.requests))
 
     @property
