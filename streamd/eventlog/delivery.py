@@ -73,8 +73,11 @@ def _try_to_commit(data_dir: Path, disk: Disk) -> StreamdError | None:
 
 
 def commit_alone(data_dir: Path, disk: Disk = DISK) -> bool:
-    """Commit the outbox if no process has the log open. Returns: whether none had. Raises:
-    JournalError, CorruptionError, DataDirectoryError, DiskError."""
+    """Commit the outbox if no process has the log open, and it has no changelog, to which only its
+    leader appends. Returns: whether it did. Raises: JournalError, CorruptionError,
+    DataDirectoryError, DiskError."""
+    if (data_dir / CHANGELOG).exists():
+        return False
     try:
         files = LogFiles(data_dir, Schema(), disk, lock_seconds=0.0)
     except LockedError:

@@ -6,6 +6,8 @@ the log lacks into the log, and then removes the file. `copy_to_local` is the wa
 that gets other machines.
 """
 
+import contextlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,6 +57,8 @@ class LearnedLines:
         self._local = local
         self._disk = disk
         self.wait = wait
+        self._at = self._inode = 0
+        self._logged: list[bytes] = []
 
     @property
     def in_log(self) -> Path | None:
@@ -64,8 +68,9 @@ class LearnedLines:
     def source(self, until: int | None = None) -> LineSource:
         """The file that has the lines now. until: the last commit of which they count; a local
         file has no commits, so all its lines count."""
-        log = self.in_log
-        if log is None or self._local.exists():
+        # Also if this machine only follows the log, and its lines come from the leader.
+        log = self._log
+        if log is None or self._local.exists() or not (log / "published").exists():
             return LineSource(self._local, 0)
         source = self._in(log)
         return source if until is None else source._replace(published=min(until, source.published))
@@ -110,18 +115,33 @@ class LearnedLines:
         self._deliver(log, request)
 
     def append_soon(self, lines: Sequence[bytes]) -> None:
-        """Append lines durably to the log, in a commit that soon follows. Raises: OSError."""
-        log = self.in_log
-        assert log is not None
-        outbox.put(log, [(self.name, line) for line in lines], self._disk)
+        """Append lines durably to the log, in a commit that soon follows; on a machine that does
+        not lead, once it does. Raises: OSError."""
+        assert self._log is not None
+        outbox.put(self._log, [(self.name, line) for line in lines], self._disk)
         # Without ingest this commits them; else the next `settle` waits for ingest.
-        deliver(log, Wait(0), self._disk)
+        deliver(self._log, Wait(0), self._disk)
+
+    def logged(self) -> list[bytes]:
+        """The lines in the log, oldest first, as they were before the log added the commit. It
+        reads only the lines since the last call. Owner: one thread."""
+        assert self._log is not None
+        source = self._in(self._log)
+        with contextlib.suppress(FileNotFoundError), source.path.open("rb") as file:
+            # The log was replaced by another: read it from its beginning.
+            if (inode := os.fstat(file.fileno()).st_ino) != self._inode:
+                self._inode, self._at, self._logged = inode, 0, []
+            file.seek(self._at)
+            for line in file:
+                if not source.has(line):
+                    break
+                self._at += len(line)
+                self._logged.append(_text_of(line))
+        return self._logged
 
     def missing(self, lines: Sequence[bytes]) -> list[bytes]:
         """Those of the lines that the log lacks."""
-        log = self.in_log
-        assert log is not None
-        known = {_text_of(line) for line in self._in(log).lines()}
+        known = set(self.logged())
         return [line for line in lines if line.rstrip() not in known]
 
     def _bring_local(self, log: Path) -> None:

@@ -3,7 +3,6 @@
 Two machines with ingest and trainer each, one broker, all on the same cores. Events come all the time, a window's worth about every
 four seconds. `FAILOVER_KILLS` is the number of kills, `FAILOVER_TIMEOUT` the setting `leader.timeout_seconds`."""
 
-import json
 import os
 import random
 import signal
@@ -17,10 +16,10 @@ from kafka import KafkaProducer
 
 from streamd.demo.broker import ApacheKafka
 from streamd.telemetry.heartbeat import leads_here, read_beat
-from streamd.windows.history import FILE as HISTORY
 from tests.benchmarks.measure import Row, pick_size
 from tests.builders import HOUR, SECOND
 from tests.crash.daemons import Daemon, produce, wait
+from tests.replica.models_world import logged_windows
 
 STEP = 10 * SECOND
 PATIENCE = 300
@@ -72,8 +71,7 @@ class Machine:
                 daemon.start(role)
 
     def windows(self):
-        path = self.path / HISTORY
-        return [json.loads(line)["end_us"] for line in path.read_bytes().splitlines()] if path.exists() else []
+        return [line["end_us"] for line in logged_windows(self.path)] if (self.path / "published").exists() else []
 
     def follows(self):
         beat = read_beat(self.path, "ingest")

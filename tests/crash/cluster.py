@@ -34,12 +34,11 @@ from streamd.registry import Registry
 from streamd.serving.loaded_version import UNKNOWN
 from streamd.settings.loading import as_environment
 from streamd.telemetry.heartbeat import read_beat
-from streamd.windows.history import FILE as HISTORY
 from tests.builders import HOUR, SECOND
 from tests.crash.daemons import Daemon, produce, wait
 from tests.graph.reference_facts import ReferenceFacts
 from tests.replica.directories import difference, lines_of
-from tests.replica.models_world import content
+from tests.replica.models_world import content, logged_windows
 
 USERS, ITEMS = 40, 30
 STEP = 10 * SECOND
@@ -452,8 +451,7 @@ class Cluster:
 
     def check_models(self):
         """Versions, journal and history are equal everywhere (`settle`), each window is there once."""
-        history = self.leader.path / HISTORY
-        windows = [json.loads(line) for line in history.read_bytes().splitlines()] if history.exists() else []
+        windows = logged_windows(self.leader.path)
         begins = [w["start_us"] for w in windows]
         assert begins == sorted(set(begins)), "each window once"
         return windows

@@ -9,13 +9,13 @@ import pytest
 from streamd.replica.models.checkpoint_marker import read_marker
 from streamd.telemetry.heartbeat import read_beat
 from tests.crash.daemons import wait
+from tests.replica.models_world import logged_windows
 
 SECOND = 1_000_000
 
 
 def lines(daemon):
-    path = daemon.path / "train/windows.jsonl"
-    return path.read_text().splitlines() if path.exists() else []
+    return logged_windows(daemon.path) if (daemon.path / "published").exists() else []
 
 
 @pytest.mark.slow
@@ -44,6 +44,6 @@ def test_the_trainer_of_another_machine_learns_each_window_once(daemon_on, kafka
     send(200)
     wait(lambda: len(lines(second)) >= len(shown) + 2, "its trainer learns on", 240)
     assert lines(second)[: len(shown)] == shown
-    begins = [json.loads(line)["first_edge"] for line in lines(second)]
+    begins = [line["first_edge"] for line in lines(second)]
     assert begins == sorted(set(begins)), "each window once"
     second.stop()

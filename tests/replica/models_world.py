@@ -10,6 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from streamd.errors import KafkaError
+from streamd.eventlog.journal.changelog_position import CHANGELOG
+from streamd.eventlog.layout import WINDOWS
+from streamd.eventlog.learned_lines import LearnedLines
+from streamd.eventlog.recovery import published_seq
 from streamd.eventlog.upkeep.holds import Hold, write_hold
 from streamd.events import Schema
 from streamd.registry import Registry
@@ -27,7 +31,13 @@ from streamd.store.objects import Store
 from streamd.tensors import file_checksum
 from streamd.training.handover import newest_checkpoint
 from streamd.windows import Window
-from streamd.windows.history import FILE, WindowRecord, append_record, truncate_records
+from streamd.windows.history import (
+    FILE,
+    HistoryReader,
+    WindowRecord,
+    append_record,
+    truncate_records,
+)
 from tests.builders import settings, stream, write_log
 
 MADE = tempfile.TemporaryDirectory()
@@ -42,6 +52,8 @@ class MemoryLog:
         self.values = []
         self.begin = 0
         """Values before it were deleted."""
+        self.leader, self.changelog = None, Path(tempfile.mkdtemp(dir=MADE.name))
+        """The directory of the machine that leads the log, and one with all commits, from which others have its learned lines."""
         self.is_away = False
         self.lose_next = self.keep_but_fail_next = False
         self.on_append = lambda: None
@@ -72,8 +84,51 @@ class MemoryTopic:
         if lost or failed:
             raise KafkaError("not acknowledged")
 
+    @property
+    def changelog(self):
+        return self.log.changelog
+
+    @property
+    def leader(self):
+        return self.log.leader
+
+    @leader.setter
+    def leader(self, data_dir):
+        self.log.leader = data_dir
+
     def close(self):
         pass
+
+
+def follow_log(data_dir, topic):
+    """Have the commits of the log, as by its changelog. topic: knows who leads, and a directory that stands for the changelog."""
+    if topic.leader is not None and topic.leader.exists():
+        _copy_log(topic.leader, topic.changelog)
+    if data_dir != topic.leader:
+        _copy_log(topic.changelog, data_dir)
+
+
+def _copy_log(source, target):
+    target.mkdir(exist_ok=True)
+    if published_seq(target) < published_seq(source):
+        for folder in ("journal", "learned"):
+            shutil.rmtree(target / folder, ignore_errors=True)
+            shutil.copytree(source / folder, target / folder)
+        (target / "published").write_bytes((source / "published").read_bytes())
+
+
+def lead_log(data_dir, topic):
+    """Lead the log from now on; whoever led commits nothing more."""
+    follow_log(data_dir, topic)
+    if topic.leader is not None and topic.leader.exists():
+        (topic.leader / CHANGELOG).touch()
+    (data_dir / CHANGELOG).unlink(missing_ok=True)
+    topic.leader = data_dir
+
+
+def logged_windows(data_dir):
+    """The records of windows in the log."""
+    return [json.loads(line) for line in LearnedLines(data_dir, WINDOWS, data_dir / FILE).logged()]
 
 
 class Killed(BaseException):
@@ -105,7 +160,7 @@ def candidate(n, parent=""):
 
 
 def window(n):
-    return WindowRecord(start_us=n, end_us=n + 10, first_edge=0, end_edge=n, num_scored=5, version=f"{n + 10}-{n}", scored_by="", promoted=True,
+    return WindowRecord(start_us=n, end_us=n + 10, first_edge=n - 1, end_edge=n, num_scored=5, version=f"{n + 10}-{n}", scored_by="", promoted=True,
                         reason="", scores={}, loss=None, seconds={}, finished_at=float(n))
 
 
@@ -146,6 +201,7 @@ class TrainerSide:
     def start(self, on_step=lambda _: None):
         """Start, as after a kill."""
         self.on_step = on_step
+        lead_log(self.settings.data_dir, MemoryTopic(self.log))
         self.claim()
         self.registry.journal.show(self.registry.shown())
         self.publish(on_step)
@@ -222,6 +278,7 @@ class ReplicaSide:
                                        Store(self.url, 0.1, sleep=lambda _: None), on_step, lambda: self.now)
 
     def step(self):
+        follow_log(self.settings.data_dir, MemoryTopic(self.log))
         self.follower.step()
 
 
@@ -231,5 +288,5 @@ def content(data_dir):
     paths = [p for p in models.rglob("*") if p.is_file() and not any(x.startswith(".") for x in p.relative_to(models).parts)
              and p.name != "refused.json" and (p.name, p.stat().st_size) != ("shown.json", 0)]
     found = {str(p.relative_to(data_dir)): p.read_bytes() for p in paths}
-    history = data_dir / FILE
-    return found | ({FILE: history.read_bytes()} if history.exists() else {})
+    windows = b"".join(record.line() for record in HistoryReader(data_dir).refresh())
+    return found | ({FILE: windows} if windows else {})

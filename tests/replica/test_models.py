@@ -1,6 +1,7 @@
 """The trainer's registry and a replica's, over a topic in memory and a store in a folder."""
 
 import contextlib
+import dataclasses
 import json
 import shutil
 import time
@@ -20,11 +21,12 @@ from streamd.registry.journal import Move
 from streamd.registry.outcome import outcome_of
 from streamd.replica.members import member_name
 from streamd.replica.models import records
+from streamd.replica.models.publisher import ModelsPublisher
 from streamd.replica.models.state import ModelsState
 from streamd.store.objects import Store
 from streamd.store.sweep import sweep_store
 from streamd.store.versions import FOLDER, stored_versions
-from streamd.windows.history import append_record
+from streamd.windows.history import HistoryReader, append_record
 from tests.replica.models_world import (
     Killed,
     MemoryTopic,
@@ -32,6 +34,7 @@ from tests.replica.models_world import (
     TrainerSide,
     candidate,
     content,
+    logged_windows,
     window,
 )
 
@@ -122,10 +125,11 @@ def test_a_trainer_killed_at_any_step_sends_nothing_twice_and_loses_nothing(step
     replica.step()
     assert content(replica.settings.data_dir) == content(trainer.settings.data_dir)
     moves = [json.loads(v)["record"]["line"] for v in log.values if json.loads(v)["record"]["type"] == "move"]
-    assert len(moves) == len(set(moves)) == 5 and kinds(log).count("window") == 5 and kinds(log).count("version") == 5
+    assert len(moves) == len(set(moves)) == 5 and kinds(log).count("window") == 0 and kinds(log).count("version") == 5
+    assert [one["end_edge"] for one in logged_windows(replica.settings.data_dir)] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("step", ["download", "downloaded", "move", "window", "prune"])
+@pytest.mark.parametrize("step", ["download", "downloaded", "move", "prune"])
 def test_a_replica_killed_at_any_step_goes_on(step, trainer, replica):
     for n in (1, 2):
         trainer.learn(n)
@@ -332,11 +336,51 @@ def test_windows_learned_again_take_the_place_of_those_before(trainer, replica):
     replica.step()
     history = trainer.settings.data_dir / "train/windows.jsonl"
     lines = history.read_bytes().splitlines(keepends=True)
-    history.write_bytes(lines[0] + window(4).line())
+    again = dataclasses.replace(window(4), first_edge=1)
+    history.write_bytes(lines[0] + again.line())
     trainer.checkpoint(4)
     trainer.settle()
     replica.step()
-    assert (replica.settings.data_dir / "train/windows.jsonl").read_bytes() == history.read_bytes()
+    assert HistoryReader(replica.settings.data_dir).refresh()[-1] == again and content(replica.settings.data_dir) == content(trainer.settings.data_dir)
+
+
+@pytest.mark.parametrize("dies_at", ["", "window"])
+def test_a_replica_reads_the_windows_of_a_leader_of_the_release_before_until_the_log_has_them(dies_at, trainer, replica, monkeypatch):
+    def send(publisher):
+        """As the release before did it."""
+        lines = publisher._history.read_text().splitlines()
+        publisher._topic.append([
+            lambda number, index=index, line=line: records.Scored(term=publisher.state.term, number=number, index=index, line=line)
+            for index, line in enumerate(lines) if publisher.state.windows[index: index + 1] != [line]])
+        return True
+
+    def step():
+        """A step, after one that is killed."""
+        def die(name):
+            if name == dies_at:
+                raise Killed
+
+        replica.start(die)
+        with contextlib.suppress(Killed):
+            replica.step()
+        replica.start()
+        replica.step()
+        assert content(replica.settings.data_dir) == content(trainer.settings.data_dir)
+
+    history = replica.settings.data_dir / "train/windows.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelsPublisher, "_send_windows", send)
+        for n in (1, 2):
+            trainer.learn(n)
+            trainer.settle()
+            step()
+            assert len(history.read_bytes().splitlines()) == n and not logged_windows(replica.settings.data_dir)
+    # The leader is upgraded, too.
+    trainer.start()
+    trainer.learn(3)
+    trainer.settle()
+    step()
+    assert not history.exists() and len(logged_windows(replica.settings.data_dir)) == 3
 
 
 def test_nothing_of_a_window_is_told_before_its_checkpoint_is_stored(trainer, replica, log, tmp_path):
@@ -348,7 +392,7 @@ def test_nothing_of_a_window_is_told_before_its_checkpoint_is_stored(trainer, re
     append_record(trainer.settings.data_dir, window(2))
     trainer.publisher.step()
     replica.step()
-    assert kinds(log).count("version") == kinds(log).count("move") == kinds(log).count("window") == 1
+    assert kinds(log).count("version") == kinds(log).count("move") == len(logged_windows(log.leader)) == 1
     assert replica.registry.champion() == "11-1"
 
     # Its checkpoint cannot be stored.
@@ -357,12 +401,12 @@ def test_nothing_of_a_window_is_told_before_its_checkpoint_is_stored(trainer, re
         with pytest.raises(StoreError):
             trainer.settle()
         replica.step()
-        assert kinds(log).count("move") == 1 and replica.registry.champion() == "11-1"
+        assert kinds(log).count("move") == len(logged_windows(log.leader)) == 1 and replica.registry.champion() == "11-1"
     trainer.settle()
     replica.step()
-    assert replica.registry.champion() == "12-2"
+    assert replica.registry.champion() == "12-2" and len(logged_windows(replica.settings.data_dir)) == 2
     order = [k for k in kinds(log) if k in ("checkpointed", "version", "move", "window")]
-    assert order == ["checkpointed", "version", "move", "window"] * 2
+    assert order == ["checkpointed", "version", "move"] * 2
 
 
 def test_a_move_by_hand_does_not_wait_for_a_checkpoint(trainer, tmp_path):

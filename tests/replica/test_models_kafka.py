@@ -5,6 +5,7 @@ import shutil
 import threading
 import uuid
 from contextlib import ExitStack, closing
+from types import SimpleNamespace
 
 import pytest
 from kafka import KafkaProducer, TopicPartition
@@ -33,7 +34,7 @@ from streamd.telemetry import replica_metrics
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from tests.builders import HOUR, settings, stream, write_log
 from tests.readings import reading
-from tests.replica.models_world import beginning_of, content
+from tests.replica.models_world import beginning_of, content, follow_log, lead_log
 from tests.server.world import SCHEMA, World, ask, wait
 
 pytestmark = pytest.mark.kafka
@@ -58,6 +59,14 @@ def test_a_server_on_another_machine_serves_the_trainers_versions(kafka, tmp_pat
     third = World(tmp_path / "third", **values)
     second.state.moves = moves_by_request(second.settings, second.registry, 30)
 
+    # What the changelog does.
+    link = SimpleNamespace(leader=None, changelog=tmp_path / "changelog")
+    lead_log(first.path, link)
+
+    def is_alike():
+        follow_log(second.path, link)
+        return content(second.path) == content(first.path) != {}
+
     def follower():
         return ModelsFollower(second.settings.data_dir, second.settings.holds.lease_seconds, second.registry,
                               kafka_topic(second.settings), Store(values["log__store"]))
@@ -69,7 +78,7 @@ def test_a_server_on_another_machine_serves_the_trainers_versions(kafka, tmp_pat
             stack.callback(world.stop)
         first.train(2)
         session.on_step("rest")
-        wait(lambda: content(second.path) == content(first.path) != {}, 60)
+        wait(is_alike, 60)
         first.start()
         second.start()
         wait(lambda: ask(second)["as_of"]["version"] == ask(first)["as_of"]["version"] == first.registry.champion())
@@ -98,6 +107,7 @@ def test_a_server_on_another_machine_serves_the_trainers_versions(kafka, tmp_pat
         assert compact_everywhere(second.settings, 250, 60, tell, topic)[0] and told
 
         # The machine of the replica takes over. What the first one learned while it slept is shown to nobody.
+        lead_log(third.path, link)
         stack.enter_context(closing(begin(third.settings)))
         wait(lambda: content(third.path) == content(second.path))
         first.train(1)

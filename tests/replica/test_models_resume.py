@@ -24,7 +24,16 @@ from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from streamd.training.trainer import Trainer
 from streamd.windows.history import HistoryReader
 from tests.builders import HOUR, settings, stream, write_log
-from tests.replica.models_world import Killed, MemoryLog, MemoryTopic, beginning_of, content
+from tests.replica.models_world import (
+    Killed,
+    MemoryLog,
+    MemoryTopic,
+    beginning_of,
+    content,
+    follow_log,
+    lead_log,
+    logged_windows,
+)
 from tests.server.world import wait
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +50,19 @@ class FileTopic:
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         values, self.at = [bytes.fromhex(line) for line in lines[self.at :]], len(lines)
         return values
+
+    @property
+    def changelog(self):
+        return self.path.with_suffix(".log")
+
+    @property
+    def leader(self):
+        path = self.path.with_suffix(".leader")
+        return Path(path.read_text()) if path.exists() else None
+
+    @leader.setter
+    def leader(self, data_dir):
+        self.path.with_suffix(".leader").write_text(str(data_dir))
 
     def append(self, value):
         with self.path.open("a") as file:
@@ -65,6 +87,7 @@ def chosen(path, store, **more):
 def train(path, store, open_topic, on_step=lambda _: None, **more):
     """Begin as the train process does, and learn all closed windows. Each state is stored before the next window begins."""
     s = chosen(path, store, **more)
+    lead_log(path, open_topic())
     beat = Heartbeat(path, "train")
     session = beginning_of(s, open_topic, beat).begin()
 
@@ -110,6 +133,7 @@ def logs(tmp_path, *names, hours=6, num_edges=500):
 def follow(path, store, log):
     """Bring a directory to what the topic says, as the follower beside it does."""
     s = chosen(path, store, log__member="replica")
+    follow_log(path, MemoryTopic(log))
     follower = ModelsFollower(s.data_dir, s.holds.lease_seconds, Registry.of(s), MemoryTopic(log), Store(s.log.store))
     follower.step()
     return follower
@@ -138,13 +162,15 @@ def test_another_directory_goes_on_to_the_same_bits(tmp_path, step, number, more
 
     with pytest.raises(Killed):
         train(first, tmp_path / "store", lambda: MemoryTopic(log), die)
-    shown = follow(replica, tmp_path / "store", log).state.windows
+    follow(replica, tmp_path / "store", log)
+    shown = logged_windows(replica)
     assert len(shown) == rested[-1], "what was not stored is not shown, and what was stored is"
 
     # The other one goes on, and all that learns or follows has the same.
     train(second, tmp_path / "store", lambda: MemoryTopic(log))
     assert_alike(second, want)
-    assert follow(replica, tmp_path / "store", log).state.windows[: len(shown)] == shown
+    follow(replica, tmp_path / "store", log)
+    assert logged_windows(replica)[: len(shown)] == shown and len(logged_windows(replica)) == len(HistoryReader(second).refresh())
     assert content(replica) == content(second)
     follow(first, tmp_path / "store", log)
     assert content(first) == content(second)
@@ -160,7 +186,7 @@ def test_a_trainer_that_slept_ends_where_another_one_has_claimed(tmp_path):
 
     def sleep(name):
         # While it sleeps before its second window is published, the other one learns all of them.
-        if name == "publish" and len(log.values) and not asleep and kinds(log).count("window") == 1:
+        if name == "publish" and len(log.values) and not asleep and logged_windows(first):
             asleep.append(len(log.values))
             train(second, tmp_path / "store", lambda: MemoryTopic(log))
             asleep.append(len(log.values))

@@ -11,11 +11,17 @@ from streamd.eventlog.upkeep.holds import asked_to_compact, compact_done, read_h
 from streamd.registry import Registry
 from streamd.registry.locks import lock_writer
 from streamd.replica.models import records
-from streamd.replica.models.checkpoint_marker import MARKER, Stored, read_marker, write_marker
+from streamd.replica.models.checkpoint_marker import (
+    MARKER,
+    Stored,
+    read_marker,
+    remove_marker,
+    write_marker,
+)
 from streamd.replica.models.state import ModelsState
 from streamd.store.checkpoints import stored_checkpoints
 from streamd.store.objects import Store
-from streamd.telemetry.heartbeat import Heartbeat
+from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from tests.builders import settings
 from tests.replica.models_world import (
     Killed,
@@ -24,7 +30,12 @@ from tests.replica.models_world import (
     TrainerSide,
     beginning_of,
     content,
+    logged_windows,
 )
+from tests.replica.models_world import (
+    window as record_of,
+)
+from tests.server.world import wait
 
 
 @pytest.fixture
@@ -157,7 +168,25 @@ def test_a_follower_that_writes_here_makes_the_next_trainer_take_the_stored_chec
     ReplicaSide(trainer.settings.data_dir, log, url).step()
     assert not (trainer.settings.data_dir / MARKER).exists()
     trainer.start()
-    assert trainer.edge == 2 and trainer.history_bytes() == len("".join(f"{line}\n" for line in trainer.state.windows))
+    assert trainer.edge == 2 and trainer.history_bytes() == 2 * len(record_of(1).line()) and len(logged_windows(log.leader)) == 2
+
+
+def test_a_marker_that_was_removed_while_the_trainer_stood_by_does_not_count(trainer, log):
+    trainer.learn(1)
+    trainer.settle()
+    s = trainer.settings.model_copy(update={"log": trainer.settings.log.model_copy(update={"member": "standby"})})
+    ingest, beat, begun = Heartbeat(s.data_dir, "ingest"), Heartbeat(s.data_dir, "train"), []
+    ingest.touch("following")
+    thread = threading.Thread(target=lambda: begun.append(beginning_of(s, lambda: MemoryTopic(log), beat).begin()))
+    thread.start()
+    wait(lambda: (now := read_beat(s.data_dir, "train")) is not None and now.state == "standby")
+    # As the follower does that writes here.
+    remove_marker(s.data_dir)
+    wait(lambda: not trainer.edge)
+    ingest.touch("leading", leading=True)
+    thread.join(60)
+    assert trainer.edge == 1, "it takes the stored checkpoint"
+    begun[0].close()
 
 
 def test_a_move_of_the_trainer_waits_for_the_checkpoint_behind_it(trainer, log):

@@ -19,7 +19,16 @@ from hypothesis.stateful import (
 
 from streamd.errors import FencedError, KafkaError, StoreError
 from streamd.replica.models import records
-from tests.replica.models_world import Killed, MemoryLog, ReplicaSide, TrainerSide, content
+from tests.replica.models_world import (
+    Killed,
+    MemoryLog,
+    MemoryTopic,
+    ReplicaSide,
+    TrainerSide,
+    content,
+    follow_log,
+    logged_windows,
+)
 
 STEPS = ("upload", "checkpoint", "mark", "checkpointed", "version", "move", "window", "kept", "sweep")
 TAKING = ("fetch", "unmark", "version", "moves", "prune", "clear", "files", "place", "mark")
@@ -183,6 +192,8 @@ class Trainers(RuleBasedStateMachine):
     @rule(i=WHICH)
     def a_volume_is_lost(self, i):
         if self.sides[i] is None:
+            # All that its log has is in the changelog.
+            follow_log(self.folder / "replica", MemoryTopic(self.log))
             shutil.rmtree(self._folder(i))
             self._follow(i)
 
@@ -224,9 +235,8 @@ class Trainers(RuleBasedStateMachine):
     def the_replica_is_shown_each_window_once(self):
         if not hasattr(self, "folder"):
             return
-        history = self.replica.settings.data_dir / "train/windows.jsonl"
-        lines = history.read_text().splitlines() if history.exists() else []
-        assert [json.loads(line)["end_edge"] for line in lines] == list(range(1, len(lines) + 1))
+        lines = logged_windows(self.replica.settings.data_dir)
+        assert [line["end_edge"] for line in lines] == list(range(1, len(lines) + 1))
         assert lines[: len(self.shown)] == self.shown, "a window that was shown was learned again"
         self.shown = lines
 

@@ -9,6 +9,8 @@ import structlog
 
 from streamd.errors import StoreError, VersionError
 from streamd.eventlog.journal.tail import JournalTail
+from streamd.eventlog.layout import WINDOWS
+from streamd.eventlog.learned_lines import LearnedLines
 from streamd.registry import Registry
 from streamd.registry.journal import Move
 from streamd.registry.outcome import Refusals
@@ -62,6 +64,7 @@ class ModelsFollower:
         """Term and number of the newest record when the directory last had everything."""
         self._refusals = Refusals(registry)
         self._history = data_dir / HISTORY
+        self._windows = LearnedLines(data_dir, WINDOWS, self._history)
         self.state = ModelsState()
         self.member = Member(
             data_dir,
@@ -201,8 +204,13 @@ class ModelsFollower:
         )
 
     def _write_history(self) -> None:
-        """Copy the trainer's history, mostly by appending new lines."""
-        lines = self.state.windows
+        """Copy the history of a trainer of the release before, mostly by appending new lines. Once
+        the log has the windows, remove the copy, unless it is of a trainer here and has all of
+        them."""
+        logged = [line.decode(errors="replace") for line in self._windows.logged()]
+        if logged and not self._history.exists():
+            return
+        lines = logged or self.state.windows
         try:
             here = self._history.read_text(errors="replace").split("\n")[:-1]
         except FileNotFoundError:
@@ -212,7 +220,9 @@ class ModelsFollower:
         self._on_step("window")
         self._own()
         self._history.parent.mkdir(parents=True, exist_ok=True)
-        if here == lines[: len(here)]:
+        if logged:
+            DISK.unlink(self._history)
+        elif here == lines[: len(here)]:
             text = "".join(f"{line}\n" for line in lines[len(here) :])
             append_durably(self._history, text.encode())
         else:

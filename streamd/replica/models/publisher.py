@@ -16,6 +16,9 @@ import structlog
 from crc32c import crc32c
 
 from streamd.errors import KafkaError, StoreError, VersionError
+from streamd.eventlog import line_outbox as outbox
+from streamd.eventlog.layout import WINDOWS
+from streamd.eventlog.learned_lines import LearnedLines
 from streamd.registry import Registry
 from streamd.registry.journal import Move
 from streamd.registry.manifest import Manifest
@@ -63,6 +66,8 @@ class ModelsPublisher:
         does not answer. trainer_term: of this trainer. on_step: called with the name of each step
         as it begins; tests stop there. now: wall time, seconds."""
         self._history = paths.learned / HISTORY
+        self._log_dir = paths.log
+        self._windows = LearnedLines(paths.log, WINDOWS, self._history)
         self._registry = registry
         self._topic = TrainerTopic(topic, registry, trainer_term)
         self._store = store
@@ -94,7 +99,8 @@ class ModelsPublisher:
            that resumes from the previous checkpoint would repeat windows that replicas show.
         5. Append versions, and then the moves that name them: a replica that reads a move without
            its version cannot follow it.
-        6. Append windows of the history, and the names of the versions that are kept.
+        6. Put the records of windows that the stored checkpoint has into the log, and append the
+           names of the versions that are kept.
         7. Remove the objects of the store that no record of the topic names. Before step 6 the
            topic would still name the versions that the trainer dropped.
 
@@ -124,11 +130,11 @@ class ModelsPublisher:
         self._send_moves()
 
         # Steps 6 and 7.
-        self._send_windows()
+        windows_sent = self._send_windows()
         self._send_kept_names()
         self._sweep_store()
         replica_metrics.models_waiting.set(self._num_waiting())
-        self._settled = here, self.state.number
+        self._settled = (here, self.state.number) if windows_sent else None
         replica_metrics.models_published.set(self._now())
 
     def _file_stamps(self) -> list[tuple[str, int, int]]:
@@ -347,31 +353,25 @@ class ModelsPublisher:
             self._moves_stamp = stamp
         return self._moves
 
-    def _send_windows(self) -> None:
+    def _send_windows(self) -> bool:
+        """Put the records of windows that the log lacks into the outbox of ingest here. Returns:
+        whether the log has all."""
         unsent = self._unsent_windows()
-        if unsent:
+        if unsent and outbox.is_empty(self._log_dir):
             self._on_step("window")
-        self._topic.append(
-            lambda number, index=index, line=line: records.Scored(  # type: ignore[misc]
-                term=self.state.term, number=number, index=index, line=line
-            )
-            for index, line in unsent
-        )
+            with self._registry.journal.lock:
+                self._windows.append_soon(unsent)
+            unsent = self._unsent_windows()
+        return not unsent
 
-    def _unsent_windows(self) -> list[tuple[int, str]]:
-        """(index, line) of the history's lines that the newest checkpoint has and the topic
-        lacks."""
+    def _unsent_windows(self) -> list[bytes]:
+        """The lines of the history that the newest checkpoint has and the log lacks."""
         try:
             counted = self._term.marked_entry(self.state).history_bytes
             data = self._history.read_bytes()[:counted]
         except FileNotFoundError:
             return []
-        lines = data.decode(errors="replace").split("\n")[:-1]
-        there = self.state.windows
-        same = 0
-        while same < min(len(lines), len(there)) and lines[same] == there[same]:
-            same += 1
-        return list(enumerate(lines))[same:]
+        return self._windows.missing(data.splitlines(keepends=True))
 
     def _send_kept_names(self) -> None:
         """Append the names of the versions that are kept here, once all of them are on the

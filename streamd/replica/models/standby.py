@@ -182,6 +182,8 @@ class TrainerStart:
     def _take(self, trainer_term: TrainerTerm, topic: ModelsTopic, state: ModelsState) -> bool:
         """Take the newest checkpoint if the directory is older. Returns: whether the trainer may
         begin."""
+        # While this was a standby, the follower here may have removed the marker.
+        trainer_term.renew()
         newest = state.checkpoints[-1] if state.checkpoints else None
         if newest is None or trainer_term.has_stored(newest.name):
             return True
