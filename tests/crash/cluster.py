@@ -479,7 +479,7 @@ class Cluster:
             status, said = member.command("verify")
             assert status == 0, said
             status, said = member.command("changelog", "verify")
-            assert status == 0 and "0 commits of the changelog are not shown" in " ".join(said.split()), said
+            assert status == 0 and "0 commits of the changelog not shown" in " ".join(said.split()), said
 
     def finish(self, verify=True):
         """Check all once more, stop, and check the directories at rest. Returns: how many tokens were kept since the last check."""
