@@ -97,7 +97,8 @@ def commit_of(line: bytes) -> int:
 
 
 def _published_size(path: Path, published: int) -> int:
-    """Size of a file up to its last published line: a crash may leave further bytes."""
+    """Size of a file up to its last published line: a crash or a stranger may leave further
+    bytes."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -105,7 +106,7 @@ def _published_size(path: Path, published: int) -> int:
             lines = file.read().splitlines(keepends=True)
     except FileNotFoundError:
         return 0
-    while lines and not (lines[-1].endswith(b"\n") and commit_of(lines[-1]) <= published):
+    while lines and not (lines[-1].endswith(b"\n") and 0 < commit_of(lines[-1]) <= published):
         size -= len(lines.pop())
     return size
 

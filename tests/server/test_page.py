@@ -33,6 +33,7 @@ from streamd.events import Progress
 from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from streamd.roles import folder_of, roles_of
 from streamd.server.app import create_app
+from streamd.server.engine.status import EngineState
 from streamd.server.page.key_watch import OddKeysOnPage
 from streamd.settings.loading import load_settings
 from streamd.settings.paths import Paths
@@ -470,7 +471,7 @@ def test_late_events_are_counted_and_a_window_that_is_mostly_late_says_so(browse
 
 def test_while_it_starts_the_page_says_what_it_does_and_for_how_long(browser, served, monkeypatch):
     status = served.world.engine.status
-    monkeypatch.setattr(status, "ready", False)
+    monkeypatch.setattr(status, "state", EngineState.REBUILDING)
     monkeypatch.setattr(status, "rebuild", Reading(done=42, total=100, share=0.42, rate=5.0, seconds_left=11.6))
     monkeypatch.setattr(served.world.engine, "_update_ready", lambda view: None)
     monkeypatch.setattr(status, "why", "reading the log, 42 %")
