@@ -45,7 +45,7 @@ from streamd.cli.produce_command import produce
 from streamd.cli.sources import sources_app
 from streamd.cli.sql_command import sql
 from streamd.cli.store import backup, restore, verify
-from streamd.cli.table_output import join_help_lines, print_table
+from streamd.cli.table_output import join_help_lines, print_listing, print_table
 from streamd.cli.tfgnn import tfgnn_app
 from streamd.cli.tguf import tguf_app
 from streamd.cli.trial_report import trials_app
@@ -265,10 +265,13 @@ def show_config(
         out.print(text, end="", soft_wrap=True, markup=False, highlight=False)
         return
     settings, origin = load_settings(config, {} if data_dir is None else {"data_dir": data_dir})
-    table = Table("setting", "value", "from", box=None)
-    for key, value in effective(settings).items():
-        table.add_row(key, as_written(value), origin[key])
-    print_table(out, table)
+    rows = [(key, as_written(value), origin[key]) for key, value in effective(settings).items()]
+    print_listing(out, ("setting", "value", "from"), rows)
+    try:
+        check_access(settings.server)
+    except SettingsError as error:
+        text = f"`streamd run` refuses these settings: {error_text(error)}"
+        err.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 @app.command()

@@ -14,6 +14,7 @@ from streamd.errors import SettingsError
 from streamd.roles import ALL_ROLES
 from streamd.settings.loading import Settings, load_settings
 from streamd.settings.sets import nearest_of
+from streamd.settings.tree import FILE_VARIABLE
 
 out = Console(soft_wrap=not sys.stdout.isatty())
 """Stdout is for a command's result. Only a terminal wraps lines, so that those in a file or a pipe
@@ -22,7 +23,7 @@ err = Console(stderr=True, soft_wrap=not sys.stderr.isatty())
 """Stderr is for progress, damage and errors."""
 
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", envvar="STREAMD_CONFIG", help="YAML settings file.")
+    Path | None, typer.Option("--config", "-c", envvar=FILE_VARIABLE, help="YAML settings file.")
 ]
 # All commands on a data directory or with settings share these options.
 DataOption = Annotated[

@@ -40,6 +40,21 @@ def print_table(console: Console, table: Table) -> None:
     print_lines(console, [*printed.getvalue().splitlines(), *below])
 
 
+def print_listing(console: Console, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table of one short and some long cells a row. In a file or a pipe only the first cell
+    is padded, since one long cell would pad those of all rows."""
+    if console.is_terminal:
+        table = Table(*head, box=None)
+        for row in rows:
+            table.add_row(*row)
+        print_table(console, table)
+        return
+    cells = (head, *rows)
+    width = max(cell_len(first) for first, *_ in cells)
+    lines = ("  ".join((set_cell_size(first, width), *others)) for first, *others in cells)
+    print_lines(console, (f" {line}" for line in lines))
+
+
 def print_records(
     console: Console, head: Sequence[str], rows: Sequence[Sequence[str]], num_long: int
 ) -> None:

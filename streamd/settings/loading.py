@@ -7,7 +7,7 @@ exported here too; each component gets its own branch of it.
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from streamd.settings.nearest import nearest_key
 from streamd.settings.server import LOOPBACK, ServerSettings, TelemetrySettings, has_keys
 from streamd.settings.sets import Contradiction, check_sets
 from streamd.settings.tree import (
+    FILE_VARIABLE,
     MODEL_PLUGINS,
     PREFIX,
     BootstrapSettings,
@@ -92,6 +93,10 @@ __all__ = [
 
 KEYS = ("api_keys", "admin_keys")
 """Settings that are lists of secrets."""
+ACCESS = [f"server.{keys}{end}" for keys in KEYS for end in ("", "_file")]
+"""Settings that make the API require keys."""
+SET_KEYS = "set STREAMD_SERVER__API_KEYS='[\"...\"]' or bind 127.0.0.1."
+"""The operator action of a server that is open to other machines."""
 DECLARATIONS = (("sources",), ("graph", "node_sets"), ("graph", "edge_sets"))
 """Settings with nested declarations as values."""
 STORE_URL = ("log", "store")
@@ -149,6 +154,8 @@ def load_settings(
             mistakes.raise_any()
             raise
     settings = _checked_together(settings, origin, mistakes)
+    if mistakes.any and not {"server.host", *ACCESS} & mistakes.doubtful:
+        mistakes.add_all(_check_run(settings.server))
     mistakes.raise_any()
     return _with_earlier_directory(settings, origin), origin
 
@@ -281,8 +288,18 @@ def check_access(server: ServerSettings) -> None:
     if server.host not in LOOPBACK and not has_keys(server):
         raise SettingsError(
             f"Other machines can reach server.host {server.host}, but server.api_keys is empty.",
-            "set STREAMD_SERVER__API_KEYS='[\"...\"]' or bind 127.0.0.1.",
+            SET_KEYS,
         )
+
+
+def _check_run(server: ServerSettings) -> Iterator[Contradiction]:
+    """Check a server as `check_access` does, for the list of errors. Only `streamd run` refuses
+    such a server, so this is no error on its own."""
+    try:
+        check_access(server)
+    except SettingsError:
+        what = f"other machines can reach {server.host}, but server.api_keys is empty"
+        yield Contradiction(("server", "host"), what, SET_KEYS)
 
 
 def _with_earlier_directory(s: Settings, origin: Mapping[str, str]) -> Settings:
@@ -322,14 +339,13 @@ def _read_environment(environ: Mapping[str, str], mistakes: Mistakes) -> dict[st
     values: dict[str, Any] = {}
     source = EnvSettingsSource(Settings, env_prefix=PREFIX, env_nested_delimiter="__")
     for name, text in environ.items():
-        if not name.startswith(PREFIX) or name == f"{PREFIX}CONFIG":
+        if not name.startswith(PREFIX) or name == FILE_VARIABLE:
             continue
         if name not in names:
-            close = nearest_key(name, names, "__")
+            close = nearest_key(name, (*names, FILE_VARIABLE), "__")
             near = f"; did you mean {close}?" if close else "."
-            mistakes.add_variable(
-                f"Unknown variable {name}{near}", ".".join(names[close]) if close else None
-            )
+            setting = ".".join(names[close]) if close in names else None
+            mistakes.add_variable(f"Unknown variable {name}{near}", setting)
             continue
 
         # Find the setting's field in the tree.

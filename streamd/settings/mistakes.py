@@ -114,6 +114,11 @@ class Mistakes:
                 known.add(value_at)
                 self.add(_without_types(steps, value_at), _wrong(steps, e))
 
+    @property
+    def any(self) -> bool:
+        """Whether an error was found."""
+        return bool(self._found)
+
     def raise_any(self) -> None:
         """Raise SettingsError with all errors, if there are any."""
         if self._found:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic import GetJsonSchemaHandler as Handler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
@@ -20,6 +20,8 @@ MAX_NAMES = 10
 """Bound of the names that an error lists."""
 MAX_WIDTH = 65_536
 """Bound of one feature's width."""
+FORMS = "a feature is number, bool, categories: [...], hash: N, text: N or vector: N"
+"""The forms of a declaration, for errors."""
 MAX_FLOAT32 = (2 - 2**-23) * 2**127
 """Largest finite float32, the type of values in the log."""
 
@@ -76,6 +78,14 @@ class FeatureSettings(Part):
         None, description="value for events without one; if not set, such an event is a dead letter"
     )
 
+    @field_validator("type", mode="before")
+    @classmethod
+    def _is_a_type(cls, word: Any) -> Any:
+        # The word may be meant as one of the other forms, such as category.
+        if word not in ("number", "bool", None):
+            raise ValueError(FORMS)
+        return word
+
     @model_validator(mode="before")
     @classmethod
     def _from_word(cls, value: Any) -> Any:
@@ -91,9 +101,7 @@ class FeatureSettings(Part):
     def _is_one_kind(self) -> "FeatureSettings":
         kinds = ("type", "categories", "hash", "text", "vector")
         if sum(getattr(self, name) is not None for name in kinds) != 1:
-            raise ValueError(
-                "a feature is number, bool, categories: [...], hash: N, text: N or vector: N"
-            )
+            raise ValueError(FORMS)
         if self.categories is not None:
             texts = [text_of(c) for c in self.categories]
             for text in texts:

@@ -44,7 +44,10 @@ from streamd.settings.sources import SourceSettings
 from streamd.settings.trials import TrialSettings
 
 PREFIX = "STREAMD_"
-"""A variable with this prefix must be a setting, so that a misspelt one is an error."""
+"""A variable with this prefix must be a setting or FILE_VARIABLE, so that a misspelt one is an
+error."""
+FILE_VARIABLE = f"{PREFIX}CONFIG"
+"""The variable with the path of the settings file, which only the command line reads."""
 
 
 class StreamSettings(Branch):

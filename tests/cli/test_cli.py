@@ -126,7 +126,9 @@ OPEN = {"STREAMD_SERVER__HOST": "0.0.0.0"}
 def test_only_a_run_asks_for_keys(tmp_path):
     done = CliRunner().invoke(app, ["run", "--role", "serve", "--data-dir", str(tmp_path)], env=OPEN)
     assert isinstance(done.exception, SettingsError) and "server.api_keys is empty" in str(done.exception)
-    assert CliRunner().invoke(app, ["config"], env=OPEN).exit_code == 0
+    shown = CliRunner().invoke(app, ["config"], env=OPEN)
+    assert shown.exit_code == 0 and "`streamd run` refuses these settings: Other machines can reach server.host 0.0.0.0" in shown.stderr
+    assert CliRunner().invoke(app, ["config"], env=OPEN | {"STREAMD_SERVER__API_KEYS": '["hush"]'}).stderr == ""
     for command in (["backup", f"file://{tmp_path}/store"], ["verify"], ["restore", f"file://{tmp_path}/store"]):
         done = CliRunner().invoke(app, [*command, "--data-dir", str(tmp_path / "data")], env=OPEN)
         assert isinstance(done.exception, StreamdError) and "api_keys" not in str(done.exception)

@@ -124,3 +124,12 @@ def test_settings_are_shown_as_a_file_has_them(tmp_path):
     shown = CliRunner().invoke(app, ["config", "--data-dir", str(tmp_path)]).output
     values = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
     assert '["events"]' in values["kafka.topics"] and "null" in values["kafka.client_file"] and "None" not in shown
+
+
+def test_a_long_setting_pads_no_other_line_of_a_pipe():
+    topics = json.dumps([f"topic-{number}" for number in range(50)])
+    lines = CliRunner().invoke(app, ["config"], env={"STREAMD_KAFKA__TOPICS": topics, "COLUMNS": "80"}).output.splitlines()
+    assert any(line.startswith(" kafka.topics  ") and line.endswith(f"  {topics}  environment") for line in lines)
+    width = lines[0].index("value")
+    # An empty value leaves the two blanks on both sides of it.
+    assert all(re.fullmatch(r" \S+  +", line[:width]) and "   " not in line[width:] for line in lines)

@@ -60,6 +60,7 @@ def each_is_a_line(text):
 
 @pytest.mark.parametrize(("yaml", "environ", "says"), [
     ("trainin: {}", {}, "trainin"), ("training: {epoch: 1}", {}, "did you mean 'training.epochs'"), ("model: {epochs: 1}", {}, "did you mean 'training.epochs'"), ("", {"STREAMD_MODEL__EPOCHS": "3"}, "did you mean STREAMD_TRAINING__EPOCHS"),
+    *(("", {name: "s.yaml"}, f"Unknown variable {name}; did you mean STREAMD_CONFIG") for name in ("STREAMD_CONFIGG", "STREAMD_CONFG", "STREAMD_CONFGI", "STREAMD_CONFIG_FILE")),
     ("", {"STREAMD_MODELL__NAME": "pair"}, "did you mean STREAMD_MODEL__NAME"), ("data_dir: 7", {}, "must be a path, as text, got 7"),
     ("training: 5", {}, "Setting training .*mapping"), ("training: {epochs: 0}", {}, r"Setting training\.epochs .*greater than 0"), ("[1]", {}, "mapping"),
     ("a: b: c", {}, r"s\.yaml cannot be read: line 1, column 5: mapping values are not allowed here, after 'a: b'\. Operator action: put text"),
@@ -131,6 +132,20 @@ def test_all_that_is_wrong_is_told_at_once_by_file_and_line(tmp_path):
     assert len(found) == len(expected) and all(any(re.match(one, text) for text in found) for one in expected), "\n".join(found)
     positions = [int(n) for n in re.findall(r"line (\d+)", "\n".join(found))]
     assert positions == sorted(positions) and "command line" in found[-1], "in the order of the file, then variables, then options"
+
+
+def test_a_server_without_keys_is_listed_with_other_errors_only(tmp_path):
+    """Commands other than run need no keys."""
+    file = tmp_path / "s.yaml"
+    file.write_text("server: {host: 0.0.0.0, prot: 1}\n")
+    with pytest.raises(SettingsError, match=r"have 2 errors[^$]*Setting server\.host \(file .*line 1\): other machines can reach 0\.0\.0\.0, but server\.api_keys is empty\. Operator action: set STREAMD_SERVER__API_KEYS"):
+        load_settings(file, environ={})
+    for wrong in ("admin_keys_file: [1]", "api_keys: 5"):
+        file.write_text(f"server: {{host: 0.0.0.0, {wrong}}}\n")
+        with pytest.raises(SettingsError, match="^Setting server.a"):
+            load_settings(file, environ={})
+    file.write_text("server: {host: 0.0.0.0}\n")
+    assert load_settings(file, environ={})[0].server.host == "0.0.0.0"
 
 
 def test_what_follows_from_a_value_that_was_not_meant_is_no_error(tmp_path):
@@ -216,7 +231,7 @@ def test_widths_and_topics_follow_from_what_is_declared(tmp_path):
     ("time: t, ", "", r"sources\.0 .*fields needs a time"), ("topic: clicks", "topic: clicks\n    time: record", r"time is record"),
     ("seconds: s", "secs: s", r"features\.secs .*line 8\): secs is not declared"), ("seconds: s, ", "", r"line 8\): seconds of .* has no path here, and no `missing`"),
     ("where: {kind: forget}, ", "", r"deletes has no where, so nothing is left for fields"), ("[view]", "[]", r"kind has no values"), ("topic: clicks", "topic: clicks\n    drop_keys: [null]", r"drop_keys .*null is no key: write default: anonymous"), ("{node: u}", "{src: u}", r"src, dst and time"),
-    ("number", "numbr", r"features\.seconds\.type .*line 5\): .*'number' or 'bool'"), ("number", "{hash: 0}", r"features\.seconds\.hash .*line 5\).*greater than 0"),
+    ("number", "numbr", r"features\.seconds\.type .*line 5\): a feature is number, bool, categories: .*hash: N, text: N or vector: N, got 'numbr'"), ("number", "{type: category}", r"seconds\.type .*line 5\): a feature is number, bool, .*got 'category'"), ("number", "{hash: 0}", r"features\.seconds\.hash .*line 5\).*greater than 0"),
     ("number", "{hash: 2, vector: 2}", r"a feature is number, bool"), ("number", "{hash: 2, text: 2}", r"a feature is number, bool"), ("number", "{text: 0}", r"features\.seconds\.text .*line 5\).*greater than 0"), ("number", "{text: 2, missing: [1]}", r"missing is not a value of text: 2"), ("number", "{vector: 2, missing: [1]}", r"missing is not a value of vector: 2"),
     ("seconds: s", "seconds: {path: s, default: soon}", r"features\.seconds .*line 8\): default is no value of number"), ("seconds: s", "seconds: {constant: s}", r"constant is no value of number"),
     ("number", "{type: number, missing: .nan}", r"line 5\): missing is not a value of number"), ("src: u", "src: {constant: ''}", r"src\.constant .*a key is .*not empty"),
