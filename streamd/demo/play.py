@@ -447,6 +447,7 @@ def _example(watch: RoleReader, stream: DemoStream, console: Console) -> None:
     if stream.edge_sets:
         body["edge_set"] = event["edge_set"]
     answer = watch.ask("/v1/recommend", body)
+    console.print("A request, and the answer of the server, which ends now:", highlight=False)
     console.print(
         f"curl -s {watch.address}/v1/recommend -H 'content-type: application/json' "
         f"-d '{json.dumps(body)}'",

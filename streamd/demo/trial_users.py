@@ -21,6 +21,8 @@ TRIAL = "demo"
 ARMS = {CHAMPION: 0.5, LAST_MIDNIGHT: 0.25, "rule": 0.25}
 MAX_ASKED = 16
 """Maximum requests before a window: few, since the stream waits for the answers."""
+FILE_WIDTH = 200
+"""Columns of the table of figures in a file or a pipe."""
 JOIN_SECONDS = 120.0
 """Longest wait for the last outcomes: the role joins an event a minute after it is visible."""
 SHOWN = 10
@@ -105,7 +107,10 @@ def print_trial(
     figures = read_figures(data_dir, TRIAL)
     for row in rows(figures) if figures else ():
         table.add_row(*row)
-    console.print(table)
+    table.columns[0].no_wrap = True
+    # A file or a pipe has no width: each arm is one line there.
+    wide = console if console.is_terminal else Console(file=console.file, width=FILE_WIDTH)
+    wide.print(table)
     if users.failed:
         console.print(
             f"{users.failed:,} requests had no answer, for example before the server was ready."

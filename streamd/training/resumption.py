@@ -104,7 +104,7 @@ class Resumption:
         logger.info(
             "trainer_started",
             edge=event,
-            version=self._contest.version or RULE,
+            continues_from=self._contest.version or RULE,
             rebuild_seconds=round(time.perf_counter() - started, 3),
         )
         return self.position

@@ -419,7 +419,7 @@ class Trainer:
         self._beat.touch(
             state,
             edge=self.edge,
-            version=self.contest.version or RULE,
+            continues_from=self.contest.version or RULE,
             lag=self.log.num_edges - self.edge,
             ranks=self._ranks.size,
             **(reading.fields() if reading else {}),

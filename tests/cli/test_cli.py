@@ -97,6 +97,10 @@ def test_dead_letters_are_listed_and_counted_by_reason(tmp_path):
     few = invoke("deadletter", "list", "--reason", "late", "--limit", 1, "--data-dir", tmp_path).output
     assert few.count("rides/1") == 1 and '{"n": 3}' in few
     assert "no dead letters" in invoke("deadletter", "list", "--data-dir", tmp_path / "none").output
+    letters.add(DeadLetter("rides", 1, 9, 0, "late", "", 7, json.dumps({"text": "x" * 200}).encode()))
+    letters.flush()
+    long = invoke("deadletter", "list", "--reason", "late", "--limit", 1, "--data-dir", tmp_path).output
+    assert '{"text": "' + "x" * 70 + "…" in long, "a cut value has a mark"
 
 
 def test_dead_letters_are_shown_without_what_a_terminal_would_obey(tmp_path, monkeypatch):

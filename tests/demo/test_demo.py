@@ -25,7 +25,7 @@ from streamd.demo.player import MAX_WINDOWS_IN_FLIGHT, Player
 from streamd.demo.role_reader import display, reason_to_wait
 from streamd.demo.standin import StandIn
 from streamd.demo.streams import DATA, DAY, STREAMS, find_stream
-from streamd.demo.trial_users import MAX_ASKED, REMARK, SimulatedUsers, trial_settings
+from streamd.demo.trial_users import MAX_ASKED, REMARK, SimulatedUsers, print_trial, trial_settings
 from streamd.errors import DemoError
 from streamd.evaluation.regimes import RegimeWindow, best_half_life
 from streamd.eventlog.reader import LogReader
@@ -323,6 +323,18 @@ def test_scores_of_a_nightly_model_before_its_first_night_are_marked():
     stars = {line[1].strip(): [cell.strip().endswith("*") for cell in line[3:10]] for line in lines}
     assert stars["day 0"] == [name in ("nightly", "nightly_live") for name in COLUMNS] and not any(stars["day 1"])
     assert "* with windows before the first night" in printed(True, False) and "*" not in printed(False)
+
+
+def test_each_arm_of_the_demos_trial_is_a_line_of_a_file(tmp_path, monkeypatch):
+    row = ("last_midnight", "25 %", "1,234", "5,678", "90", ".123", ".123", "-.456 ± .789, at a level of .01 for all arms")
+    monkeypatch.setattr("streamd.demo.trial_users.read_figures", lambda *_: [row])
+    monkeypatch.setattr("streamd.demo.trial_users.rows", lambda figures: figures)
+    monkeypatch.setattr("streamd.demo.trial_users.notes", lambda figures: ())
+    out = io.StringIO()
+    users, reader = SimpleNamespace(asked=9, failed=0), SimpleNamespace(detail=lambda role: {"edge": 5})
+    print_trial(users, tmp_path, reader, 5, Console(file=out, width=80))
+    line, = [line for line in out.getvalue().splitlines() if "last_midnight" in line]
+    assert all(cell in line for cell in row)
 
 
 @pytest.mark.parametrize("name", ["wikipedia", "taxi", "mathoverflow"])

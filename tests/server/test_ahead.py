@@ -28,6 +28,8 @@ def test_a_server_is_not_ready_while_ingest_holds_the_first_commit(tmp_path):
     answer = world.client.get("/readyz")
     assert answer.status_code == world.client.get("/v2/health/ready").status_code == 503
     assert answer.json()["why"] == "ingest holds the first commit: all times look like days; set time to days"
+    page = world.client.get("/status.json").json()
+    assert (page["ready"], page["why"]) == (False, answer.json()["why"]), "page and health agree"
     ingest.touch("running")
     assert world.client.get("/readyz").json() == before
 

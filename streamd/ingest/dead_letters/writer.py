@@ -76,11 +76,14 @@ class LetterWriter:
         letters, and the most frequent error, empty without letters."""
         errors = self._errors.most_common(2)
         mostly = errors[0][0] if errors else ""
+        if len(errors) > 1:
+            is_most = errors[0][1] > errors[1][1]
+            mostly = f"{'most often' if is_most else 'for example'} {mostly}"
         return {
             "reading_seconds": self._clock.monotonic() - self._begun,
             "records": self._num_records,
             "dead_letters": self.num_letters,
-            "refused_mostly": f"most often {mostly}" if len(errors) > 1 else mostly,
+            "refused_mostly": mostly,
         }
 
     def forget(self, positions: Sequence[Position]) -> None:

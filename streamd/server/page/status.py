@@ -136,12 +136,13 @@ class StatusPage:
     def _server(self) -> dict[str, Any]:
         """The state of this server's engine."""
         status = self._engine.status
+        is_ready, why = self._is_ready()
         return {
             "now": time.time(),
             "rule": RULE,
-            "ready": status.ready,
-            "answers": self._is_ready()[0],
-            "why": status.why,
+            "ready": is_ready,
+            "why": why,
+            "loaded": status.ready,
             "version": status.version,
             "trained_until_us": status.trained_until_us,
             "edges": status.edge,
