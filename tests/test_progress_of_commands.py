@@ -148,11 +148,25 @@ def test_compacting_beside_an_ingest_says_whom_it_waits_for_and_how_far_ingest_i
 
 @pytest.mark.parametrize(("name", "text", "rows"), [
     ("a.csv", "src,dst,time\r\n1,2,3\r\n4,5,6\r\n", 2), ("a.csv", "src\r1\r2\r", 2), ("a.csv.gz", "src\n1\n", 1),
-    ("a.ndjson", "{}\n{}\n{}\n", 3), ("a.csv", "", 1)])
+    ("a.ndjson", "{}\n{}\n{}\n", 3), ("a.ndjson", "{}\n{}", 2), ("a.csv", "src\n1", 1), ("a.csv", "src\n", 0), ("a.csv", "src", 0), ("a.csv", "", 0)])
 def test_rows_of_a_file_are_counted_before_they_are_read(tmp_path, name, text, rows):
     with (gzip.open if name.endswith("gz") else open)(tmp_path / name, "wb") as file:
         file.write(text.encode())
     assert EventFile(tmp_path / name).count_rows() == rows
+
+
+@pytest.mark.parametrize("command", ["import", "backtest"])
+def test_a_file_without_events_has_no_progress_and_is_named(tmp_path, command):
+    (tmp_path / "empty.csv").write_text("src,dst,time\n")
+    done = CliRunner().invoke(app, [command, str(tmp_path / "empty.csv"), "--data-dir", str(tmp_path / "log")], env={"STREAMD_MODEL__NAME": "pair"})
+    assert f"{tmp_path / 'empty.csv'} has no events. Operator action: check the command" in str(done.exception)
+    assert not re.search(r"of [01] event| 0 %", done.stderr), done.stderr
+
+
+def test_a_log_without_events_has_a_way_to_get_some(tmp_path):
+    LogWriter(tmp_path, Schema(0, 0, 0), 130).close()
+    done = CliRunner().invoke(app, ["backtest", "--data-dir", str(tmp_path)], env={"STREAMD_MODEL__NAME": "pair"})
+    assert f"{tmp_path} has no events. Operator action: start `streamd run`" in str(done.exception), done.exception
 
 
 def test_kernels_that_are_compiled_first_are_said_once(tmp_path, monkeypatch):

@@ -99,7 +99,7 @@ def backtest_file(
         learning = LearningSettings.of(settings, choose_device(settings.device))
         result = backtest(learning, log, plan, progress)
         if result is None:
-            raise _error_without_scores(log, settings.windows.width_seconds)
+            raise _error_without_scores(log, settings, file)
 
     # Make the tables and the verdict for the terminal.
     caption = (
@@ -144,15 +144,16 @@ def backtest_grid(
     with _log_of(settings, file, columns, progress) as (log, times):
         result = run_grid(runs, log, plan, progress)
         if result is None:
-            raise _error_without_scores(log, settings.windows.width_seconds)
+            raise _error_without_scores(log, settings, file)
     title = f"streamd backtest of {file or settings.data_dir}"
     caption = f"live, on the same {count_noun(len(result.runs[0].windows), 'window')}{times}"
     shown: list[Table | str] = [_table(COLUMNS, result.table(), title, caption), result.advice()]
     return shown, grid_report_of(result, title, asked or Asked())
 
 
-def _error_without_scores(log: LogReader, width_seconds: float) -> StreamdError:
-    """Make the error of a backtest that scored no event. width_seconds: of a window."""
+def _error_without_scores(log: LogReader, settings: Settings, file: Path | None) -> StreamdError:
+    """Make the error of a backtest that scored no event. file: of the events, None for the log of
+    data_dir."""
     from streamd.evaluation.backtest import has_one_destination
 
     if has_one_destination(log):
@@ -162,11 +163,17 @@ def _error_without_scores(log: LogReader, width_seconds: float) -> StreamdError:
         )
     count = log.num_edges - log.first_edge
     if not count:
-        return StreamdError("No window could be scored: there are no events.", "give some.")
+        action = "check the command that wrote the file."
+        if file is None:
+            action = "start `streamd run`, or append history with `streamd import`."
+        return StreamdError(
+            f"No window could be scored: {file or settings.data_dir} has no events.", action
+        )
     first_us, last_us = log.time_of(np.array([log.first_edge, log.num_edges - 1])).tolist()
     return StreamdError(
         f"No window could be scored: the {count_noun(count, 'event')} cover "
-        f"{span((last_us - first_us) / 1e6)} and a window {span(width_seconds)}; events of "
+        f"{span((last_us - first_us) / 1e6)} and a window "
+        f"{span(settings.windows.width_seconds)}; events of "
         "--initial are not scored.",
         "give more events, or a smaller windows.width_seconds or --initial; check the unit of the "
         "times if this is too short.",

@@ -232,15 +232,19 @@ def _count_rows(part: Path, kind: str, header: bool) -> int:
         return 0
     # Lines end with either character. The header of a table is not an event.
     lines = 0
+    end = b""
     try:
         with open_bytes(part) as file:
             while piece := file.read(1 << 20):
                 lines += max(piece.count(b"\n"), piece.count(b"\r"))
+                # UTF-16 adds a zero byte.
+                end = piece[-2:].rstrip(b"\0")[-1:]
     except (OSError, EOFError, zlib.error, gzip.BadGzipFile):
         # The error is raised when the rows are read.
         return lines
     # The last line may lack its end.
-    return max(1, lines - (kind == CSV and header))
+    lines += end not in (b"", b"\n", b"\r")
+    return max(0, lines - (kind == CSV and header))
 
 
 def _parquet_file(path: Path) -> Any:

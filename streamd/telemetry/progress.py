@@ -208,9 +208,10 @@ class ProgressLine:
 
     def leave(self) -> None:
         """Print the progress of the present part, and end it unfinished."""
-        if self._latest is not None:
+        # Nothing of nothing is no progress: the error alone explains it.
+        if self._latest is not None and (self._is_wait or self._latest != (0, 0)):
             self._print(f"{self.what}: {self._reading(*self._latest)}")
-            self._latest = None
+        self._latest = None
 
     def _print(self, text: str) -> None:
         if self._is_live:
