@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from streamd.settings.loading import Settings, edge_sets, node_sets
-from streamd.settings.sets import FeatureSettings, text_of
+from streamd.settings.sets import FeatureSettings, other_text, text_of
 
 
 def with_named_features(event: bytes, settings: Settings) -> str:
@@ -32,9 +32,10 @@ def with_named_features(event: bytes, settings: Settings) -> str:
 
 
 def _value_of(feature: FeatureSettings, columns: Sequence[float]) -> Any:
-    """The value of a feature from its columns; None if it is none of its categories."""
+    """The value of a feature from its columns, as in the tables of events: `other` for a text that
+    is no category, None if no column is 1."""
     if feature.categories is not None:
-        texts = [*map(text_of, feature.categories), None]
+        texts = [*map(text_of, feature.categories), other_text(feature)]
         return texts[columns.index(1.0)] if 1.0 in columns else None
     if feature.type == "bool":
         return bool(columns[0])

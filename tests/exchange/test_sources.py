@@ -348,7 +348,7 @@ def test_a_check_shows_features_by_their_names(tmp_path):
     rows = [*(row | {"branch": one} for one in ("north", "7", True, "moon")), {"kind": "user", "u": "a", "age": 41}]
     told = judge(settings, Sample("t", {0: [record(r, i) for i, r in enumerate(rows)]}), ManualClock(NOW))
     shown = [json.loads(one.event)["features"] for one in told.judged]
-    assert shown == [*({"branch": one, "loan": True, "pages": 565.1, "size": [1, 0.1]} for one in ("north", "7", "true", None)), {"age": 41}], told.judged
+    assert shown == [*({"branch": one, "loan": True, "pages": 565.1, "size": [1, 0.1]} for one in ("north", "7", "true", "other")), {"age": 41}], told.judged
 
 
 def test_binary_cloudevents_are_told_by_their_headers(tmp_path):
@@ -386,6 +386,18 @@ def test_a_path_that_no_record_has_is_named_by_check(tmp_path, old, new, says):
     assert checked(tmp_path, CLICKS, [click(), click()])[0] == 0
     code, text = checked(tmp_path, CLICKS.replace(old, new), [click(), click(kind="other")])
     assert code == 1 and says in text and text.count("No record") == 1
+
+
+@pytest.mark.parametrize("empty", [None, ""])
+def test_a_column_that_is_empty_in_a_sample_is_there(tmp_path, empty):
+    """Missing features have the value of their declaration, and a row without a key is refused."""
+    rows = [click(pay=empty), click(pay=empty)]
+    code, said = checked(tmp_path, CLICKS, rows)
+    assert "No record has" not in said and (code, "2 edges" in said) == (0, True), said
+    code, said = checked(tmp_path, CLICKS.replace("item.id", "pay"), rows)
+    assert code == 1 and "2 refused" in said and "No record has" not in said
+    code, said = checked(tmp_path, CLICKS, [click(kind=None), click(kind=None)])
+    assert code == 1 and "kind is null or empty in all records." in said and "No record has" not in said
 
 
 @pytest.mark.parametrize(("condition", "value", "shown"), [
