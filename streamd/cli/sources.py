@@ -56,10 +56,11 @@ def sources_check(
     from pathlib import Path
 
     from streamd.clock import SystemClock
-    from streamd.exchange.sample import check_is_read, first_of_record, judge
+    from streamd.exchange.sample import check_file, check_is_read, first_of_record, judge
 
     settings = settings_of(config, None)
     if not source and not Path(name).exists():
+        check_file(settings, name)
         check_is_read(settings, name)
     sample = read_with_progress(settings, name, records, source)
     verdict = judge(settings, sample, SystemClock())
@@ -99,9 +100,10 @@ def sources_guess(
 
     from streamd.clock import SystemClock
     from streamd.exchange.guess import guess
-    from streamd.exchange.sample import as_json_rows
+    from streamd.exchange.sample import as_json_rows, check_file
 
     settings = settings_of(config, None)
+    check_file(settings, name)
     sample = read_with_progress(settings, name, records)
     rows, form = as_json_rows(settings, sample)
     # Records of a file need a topic in the settings: take the file's name.

@@ -194,6 +194,19 @@ def _check_first_line(line: str, part: Path) -> None:
         )
 
 
+def is_named_as_file(path: Path) -> bool:
+    """Whether a name has the ending of a file of events."""
+    return any(ending.lower() in KINDS for ending in path.suffixes[-2:])
+
+
+def siblings_of(path: Path) -> list[Path]:
+    """The files of events in the folder of a path, in order of name."""
+    try:
+        return sorted(one for one in path.parent.iterdir() if is_named_as_file(one))
+    except OSError:
+        return []
+
+
 def _parts_of(folder: Path) -> list[Path]:
     """The files of a folder in the order of their names, without marks such as _SUCCESS, and those
     in partitions such as `day=2026-01-31`. Raises: SettingsError."""

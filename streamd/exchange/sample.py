@@ -25,7 +25,7 @@ from streamd.errors import BadEvent, KafkaError, SettingsError
 from streamd.eventlog.odd_keys import OddKeys, count_copies, odd_keys, placeholder_ids
 from streamd.events import DELETE, EDGE, LABEL, NODE, Key, Schema, split_key
 from streamd.exchange.absent_paths import absent_paths
-from streamd.exchange.event_files import EventFile
+from streamd.exchange.event_files import EventFile, is_named_as_file, siblings_of
 from streamd.exchange.key_cells import all_doubts
 from streamd.exchange.load import FileRow
 from streamd.exchange.named_features import with_named_features
@@ -35,6 +35,7 @@ from streamd.ingest.kafka.safe_records import make_reading_safe
 from streamd.ingest.order.batch_builder import as_json
 from streamd.number_texts import count_noun
 from streamd.settings.loading import Settings, schema_of
+from streamd.settings.nearest import nearest
 from streamd.settings.sets import nearest_of
 from streamd.settings.sources import by_topic
 
@@ -337,6 +338,17 @@ def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
         [*without, *_doubts_of_ends(blocks, decoder.keys.keys, prefixes)],
         "" if found is None else f"{found.words}; {found.action}",
     )
+
+
+def check_file(settings: Settings, name: str) -> None:
+    """Check that there is such a file, if a name is that of a file: with a folder, or with the
+    ending of a file of events, unless ingest reads a topic of that name. Raises: SettingsError."""
+    path = Path(name)
+    is_file = path.name != name or is_named_as_file(path)
+    if is_file and not path.exists() and name not in settings.kafka.topics:
+        near = nearest(path.name, [one.name for one in siblings_of(path)])
+        hint = f"; did you mean {path.with_name(near)}?" if near else "."
+        raise SettingsError(f"There is no file {name}{hint}", "check the path.")
 
 
 def check_is_read(settings: Settings, topic: str) -> None:

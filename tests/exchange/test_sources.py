@@ -242,6 +242,20 @@ def test_check_of_a_topic_that_is_not_read_names_those_that_are(config, clicks):
     assert "click is neither a file nor a topic that the settings read; there are clicks; did you mean 'clicks'" in said and "`streamd sources guess click` proposes one" in said
 
 
+@pytest.mark.parametrize("command", ["check", "guess"])
+@pytest.mark.parametrize(("name", "near"), [("clikcs.ndjson", "clicks.ndjson?"), ("nosuch.csv", ""), ("no/such", ""), ("nosuch.csv.gz", "")])
+def test_a_mistyped_name_of_a_file_is_a_missing_file(config, clicks, monkeypatch, command, name, near):
+    monkeypatch.chdir(clicks.parent)
+    said = str(invoke("sources", command, name, "--config", config).exception)
+    assert said == f"There is no file {name}{f'; did you mean {near}' if near else '.'} Operator action: check the path."
+
+
+def test_a_topic_may_be_named_as_a_file(config):
+    config.write_text("kafka: {topics: [clicks.json]}")
+    for command in ("check", "guess"):
+        assert "No broker answers" in str(invoke("sources", command, "clicks.json", "--config", config, STREAMD_KAFKA__BOOTSTRAP_SERVERS="127.0.0.1:1").exception)
+
+
 def test_check_of_records_without_a_source_says_so_once(config, clicks):
     config.write_text(config.read_text() + "  - {topic: buys, time: us, fields: {src: u, dst: v, time: t, features: {seconds: s, how: h}}}\n")
     done = invoke("sources", "check", clicks, "--config", config)
