@@ -28,6 +28,7 @@ from streamd.exchange.guess_changes import DeleteMark, delete_rule, find_delete_
 from streamd.exchange.guess_endpoints import doubts_of_endpoints, find_endpoints, source_paths
 from streamd.exchange.guess_features import MAX_CATEGORIES, find_features, missing_value
 from streamd.exchange.guess_numbers import doubts_of_commas, doubts_of_decimals
+from streamd.exchange.guess_own import doubt_of_own_events
 from streamd.exchange.guess_times import (
     FORMS,
     FoundTimes,
@@ -104,6 +105,8 @@ def guess(
     of_whole: list[str] = []
     mapped = _map_rows(rows, mark, chosen, now_us, of_whole)
     sources, features = [mapped.source], mapped.features
+    if envelope is None and (own := doubt_of_own_events(topic, rows, mapped.source["time"])):
+        doubts.insert(0, own)
 
     # Records of several kinds have a source each, if no mapping fits all.
     kinds = None if chosen != Chosen() or mark is not None else _split_kinds(mapped, now_us)

@@ -411,3 +411,20 @@ def test_kinds_of_records_are_found_under_any_name():
     # A field that fits all records splits nothing.
     both = guess("t", rows(lambda i: row(i) | {"artikel": {"id": f"a{i % 15}"}, "zeit": S0 + i}), NOW_US)
     assert "where" not in both.source
+
+
+@pytest.mark.parametrize(("changes", "others", "settings"), [
+    ({}, [], "kafka: {topics: [t]} and stream: {time_unit: ms} are enough"),
+    ({"features": [1.5, 2]}, [], "stream: {time_unit: ms, edge_feature_dim: 2} are enough"),
+    ({"features": [1.5]}, [{"type": "node", "id": "a", "features": [1, 2, 3]}, {"type": "label", "node": "a", "time": 5, "target": [1]}], "{time_unit: ms, edge_feature_dim: 1, node_feature_dim: 3, label_dim: 1}"),
+    ({"features": {"km": 2.5}, "edge_set": "views"}, [], "are enough, with declarations of graph.edge_sets and the features that they name, in graph")])
+def test_events_of_streamds_own_form_need_no_source(changes, others, settings):
+    rows = [{"src": f"u{i}", "dst": i % 7, "time": NOW_US // 1000 + i} | changes for i in range(20)]
+    first = guess("t", [Record(json.dumps(row).encode(), i) for i, row in enumerate([*rows, *others])], NOW_US).doubts[0]
+    assert first.startswith("these records are streamd's own events, which need no source: ") and settings in first
+
+
+@pytest.mark.parametrize("change", [{"amount": 5}, {"time": "2026-11-22T10:00:00Z"}, {"time": 1.5}])
+def test_events_of_a_like_form_need_a_source(change):
+    rows = [{"src": f"u{i}", "dst": i % 7, "time": NOW_US // 1000 + i} | change for i in range(20)]
+    assert not any("own events" in doubt for doubt in guess("t", [Record(json.dumps(row).encode(), i) for i, row in enumerate(rows)], NOW_US).doubts)
