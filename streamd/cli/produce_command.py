@@ -43,8 +43,10 @@ def produce(
 ) -> None:
     """Send a file's events to a topic."""
     from streamd.clock import SystemClock
+    from streamd.exchange.event_checks import check_events
     from streamd.exchange.event_files import EventFile
     from streamd.exchange.produce import check_topic, send_events
+    from streamd.exchange.row_form import RowForm
     from streamd.exchange.sourced import events_to_send, resolve_source, rows_to_send
     from streamd.exchange.tables import Columns, read_events, resolved
     from streamd.exchange.times import Times
@@ -75,7 +77,10 @@ def produce(
     else:
         times = Times(table.time_unit or unit, unit, settings.ingest.max_ahead_seconds, clock)
         rows = EventFile(file, columns.form)
-        events = read_events(rows, resolved(columns, settings), times, doubts.append)
+        columns = resolved(columns, settings)
+        of_file = read_events(rows, columns, times, doubts.append)
+        form = RowForm.of(settings, rows, columns)
+        events = check_events(settings, target, of_file, form, times, clock, doubts.append)
 
     # Count the rows first, because the progress line shows the share of all.
     with ProgressLine(err, f"to {target}") as line:

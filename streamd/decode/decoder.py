@@ -81,13 +81,20 @@ class Decoder:
     mapped: readers of the topics with sources; they share the numbers of keys.
     """
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        sender_unit: str = "",
+        sender_columns: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """sender_unit: of times in error texts, by default that of the rules. sender_columns: see
+        `Explainer`."""
         self.rules = rules
         self.notices = Notices(rules.time_unit, rules.unit_setting)
         checker = EventChecker(rules, self.notices)
         self.keys = checker.keys
         reader = EventReader(checker.sets, self.notices)
-        explain = Explainer(checker.sets, rules.time_unit).text
+        explain = Explainer(checker.sets, sender_unit or rules.time_unit, sender_columns).text
         self.own = OwnEvents(checker, self.notices, reader, explain)
         self.mapped: dict[str, MappedTopic] = {}
 

@@ -3,15 +3,15 @@
 They contain names of the sender's fields, never values.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from streamd.decode.event_sets import EventSets, SetFeatures
 from streamd.decode.notices import named
+from streamd.decode.time_units import DATES, UNITS_NS
 from streamd.decode.wire import FIELDS, TYPES, fields
 from streamd.errors import BadEvent
-from streamd.events import MICROSECONDS
 
 MAX_TEXT = 490
 """Maximum characters of a text; local dead letters keep 500."""
@@ -82,10 +82,16 @@ ENVELOPE = ("before", "after", "op")
 class Explainer:
     """Writes the error texts for events of declared sets. Owner: the decoder."""
 
-    def __init__(self, sets: EventSets, time_unit: str) -> None:
+    def __init__(
+        self, sets: EventSets, time_unit: str, columns: Callable[[], Sequence[str]] = tuple
+    ) -> None:
+        """time_unit: of the sender's numeric times, one of `UNIT_WORDS`. columns: returns the names
+        in the sender's row, if the event was made from some of its columns."""
         self._sets = sets
+        self._columns = columns
         # The time in examples, 2023-01-01.
-        self._time = 1_672_531_200_123_000 // MICROSECONDS[time_unit]
+        is_date = time_unit == DATES
+        self._time = 20_230_101 if is_date else 1_672_531_200_123_000_000 // UNITS_NS[time_unit]
         self._texts: dict[tuple[str, str, str, int], str] = {}
 
     def text(self, bad: BadEvent, raw: bytes | msgspec.Raw) -> str:
@@ -109,6 +115,9 @@ class Explainer:
             if bytes(value) not in (b"null", b'"edge"' if name == "type" else b"null")
         ]
         hint = debezium(found) or (f"has {named(names)}{to_map(names, kind)}" if names else "")
+        # Columns that became the event's fields need no other names.
+        if columns := self._columns():
+            hint = f"has {named(columns)}"
         of_set = (
             _number(found.get("edge_set"), self._sets.edge_names)
             if kind == "edge"

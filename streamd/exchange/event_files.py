@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from streamd.decode.wire import fields
 from streamd.errors import SettingsError
 from streamd.exchange.column_values import OddCell, column_values
 from streamd.exchange.text_files import (
@@ -78,6 +79,8 @@ class EventFile:
         self._kinds = [self._kind_of(part) for part in self.parts]
         self.kind = self._kinds[0]
         """The kind of the first part; CSV or NDJSON for a pipe until it is read."""
+        self.columns: tuple[str, ...] = ()
+        """The names in the first row or line of the part that is read; () before."""
 
     def _kind_of(self, part: Path) -> str:
         """The kind of a file by its name; "" if its first bytes decide. Raises: SettingsError."""
@@ -101,6 +104,11 @@ class EventFile:
                 "give it the ending of its format, or describe it: --delimiter.",
             )
         return kind
+
+    @property
+    def is_pipe(self) -> bool:
+        """Whether rows may arrive while they are read."""
+        return not self._path.is_file() and not self._path.is_dir()
 
     def position(self, number: int) -> str:
         """The position of a row for errors: file, and row or line. number: counted through all
@@ -133,6 +141,8 @@ class EventFile:
             before = number
             try:
                 for row in self._part_rows(at, part, wanted):
+                    if number == before:
+                        self.columns = tuple(fields(row.encode()) if isinstance(row, str) else row)
                     number += 1
                     yield number, row
             except OddCell as odd:

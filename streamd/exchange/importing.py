@@ -20,6 +20,7 @@ from streamd.exchange.event_files import EventFile
 from streamd.exchange.load import Loader, open_loader
 from streamd.exchange.produce import Outgoing
 from streamd.exchange.published import FEATURES_HINT, find_data_set
+from streamd.exchange.row_form import RowForm
 from streamd.exchange.sourced import resolve_source, rows_for_source
 from streamd.exchange.tables import Columns, read_events, resolved
 from streamd.exchange.times import Misfit, Times
@@ -90,11 +91,11 @@ def import_file(
         events = _events_of_table(settings, table, columns, times, doubts.append)
 
     # 2. Open the log and append. An error includes the number of events before it.
-    position = None if file is not None else table.position
     unit = None if topic else times.find_other_unit
     column = "" if topic or file is not None else columns.time
-    of_rows = topic, edge_set, position, unit, column
-    with open_loader(settings, clock, str(path), *of_rows, is_kept) as loader:
+    of_rows = topic, edge_set, None, unit, column
+    form = RowForm.of(settings, None if file is not None else table, columns)
+    with open_loader(settings, clock, str(path), *of_rows, is_kept, form) as loader:
         joined = None
         if file is not None:
             _import_tguf(file, loader, progress)

@@ -33,8 +33,10 @@ from streamd.events import (
     Schema,
 )
 from streamd.exchange.produce import Outgoing
+from streamd.exchange.row_form import RowForm, remedy_of
+from streamd.exchange.times import other_unit_words
 from streamd.ingest.event_log import Log
-from streamd.ingest.first_times import ACCEPT_SETTING, has_no_times
+from streamd.ingest.first_times import has_no_times
 from streamd.ingest.loop import MAX_COMMIT_EVENTS
 from streamd.ingest.order.batch_builder import BatchBuilder
 from streamd.settings.loading import Settings, schema_of
@@ -42,13 +44,6 @@ from streamd.settings.loading import Settings, schema_of
 START = Position(0)
 RECORDS = 4096
 """Rows of a table that are decoded together; `progress` is called after them."""
-REMEDIES = {
-    "late": "a log only grows forward in time: import into a new data_dir.",
-    "node_limit": "raise ingest.max_nodes.",
-    "feature_width": "declare as many in the settings (stream.edge_feature_dim, "
-    "stream.node_feature_dim, stream.label_dim), or correct the row.",
-}
-"""Operator action by reason, for reasons that need another action than to correct the row."""
 KINDS = {EDGE: "", NODE: " (node features)", LABEL: " (label)", DELETE: " (delete)"}
 """Text that errors add to a row's number, because each kind of row in a TGUF file has its own
 numbers."""
@@ -78,6 +73,7 @@ def open_loader(
     find_other_unit: Callable[[], OtherUnit | None] | None = None,
     time_column: str = "",
     is_kept: bool = True,
+    row_form: RowForm | None = None,
 ) -> Iterator["Loader"]:
     """Open a `Loader` of the log in `data_dir`, which is created if it does not exist.
 
@@ -88,8 +84,9 @@ def open_loader(
        removed.
 
     Args: find_other_unit: returns the other unit that all times so far look like, None for none; by
-    default that of the rows' source. time_column: the column of times, for errors. Others: as of
-    `Loader`. Times of streamd's own events are in microseconds, not in `stream.time_unit`.
+    default that of the rows' source. time_column: the column of times, for errors. row_form: of
+    the rows, for errors; by default their times are in `stream.time_unit`. Others: as of `Loader`.
+    Times of streamd's own events are in microseconds, not in `stream.time_unit`.
     Raises: LockedError while ingest runs.
     """
     # 1. Lock.
@@ -99,7 +96,8 @@ def open_loader(
             LogWriter(settings.data_dir, schema_of(settings), settings.ingest.segment_edges)
         ) as writer,
     ):
-        decoder = _make_decoder(settings, writer.schema, topic)
+        form = row_form or RowForm(time_unit=settings.stream.time_unit)
+        decoder = _make_decoder(settings, writer.schema, topic, form)
         s = settings.ingest
         find = find_other_unit or (lambda: decoder.other_unit)
         other_unit = (lambda: None) if s.accept_first_times else find
@@ -114,6 +112,7 @@ def open_loader(
             location_of,
             other_unit,
             time_column,
+            form,
         )
         # 2. Yield. Commits before an error stay in the log.
         try:
@@ -125,12 +124,13 @@ def open_loader(
             raise
 
 
-def _make_decoder(settings: Settings, schema: Schema, topic: str) -> Decoder:
+def _make_decoder(settings: Settings, schema: Schema, topic: str, form: RowForm) -> Decoder:
     """Make the decoder of the rows of a topic's source; without a topic, of streamd's own events
-    with times in microseconds."""
+    with times in microseconds. form: of these events' rows."""
     if topic:
         return make_decoder(settings, schema)
-    return Decoder(replace(rules_of(settings, schema), time_unit="us", unit_setting=""))
+    rules = replace(rules_of(settings, schema), time_unit="us", unit_setting="")
+    return Decoder(rules, form.time_unit, form.names)
 
 
 class Loader:
@@ -148,6 +148,7 @@ class Loader:
       other_unit: returns the other unit that all times so far look like; such times are refused as
         the first of a log. None by default.
       time_column: the column of times, for errors; "" if there is not exactly one.
+      row_form: the form of the rows, for errors.
     """
 
     def __init__(
@@ -162,6 +163,7 @@ class Loader:
         location_of: Callable[[int], str] | None = None,
         other_unit: Callable[[], OtherUnit | None] = lambda: None,
         time_column: str = "",
+        row_form: RowForm | None = None,
     ) -> None:
         # The log, and the source of its rows.
         self._topic = topic
@@ -172,7 +174,10 @@ class Loader:
         self._name = name
         self._other_unit = other_unit
         self._time_column = time_column
-        self._location_of = location_of or (lambda number: f"{name} row {number}")
+        self._row_form = row_form or RowForm(time_unit="us")
+        file = self._row_form.file
+        by_default = file.position if file else (lambda number: f"{name} row {number}")
+        self._location_of = location_of or by_default
         # Late events are refused, not moved to the watermark: an import must keep its times.
         self._builder = BatchBuilder(
             log.schema, log.keys, max_nodes, "dead_letter", log.count_edges
@@ -240,7 +245,7 @@ class Loader:
         for r in rejected:
             raise StreamdError(
                 f"{self._location_of(r.offset)}: {r.error} ({r.reason}).",
-                REMEDIES.get(r.reason, "correct it in the file."),
+                self._row_form.action(r),
             )
         block = block.take(np.arange(skip, len(block))) if skip else block
         time = block.rows["time"][has_time(block.rows)]
@@ -270,11 +275,7 @@ class Loader:
         if first is not None:
             position = self._location_of(int(first["offset"]))
             found = replace(found, example_us=int(first["time"]))
-        column = f", column {self._time_column!r}" if self._time_column else ""
-        raise StreamdError(
-            f"{position}{column}: {found.words}.",
-            f"{found.action}, or set {ACCEPT_SETTING}: true.",
-        )
+        raise StreamdError(*other_unit_words(found, position, self._time_column))
 
     def edges(self, src_E: Int64, dst_E: Int64, time_E: Int64, values_ED: Float32) -> Block:
         """Make a block of edges between nodes with integer keys. src_E, dst_E, time_E: int64[E],
@@ -392,7 +393,7 @@ class Loader:
                 raise StreamdError(
                     f"{self._location_of(int(row['offset']))}{KINDS[int(row['kind'])]}: "
                     f"{r.error} ({r.reason}).",
-                    REMEDIES.get(r.reason, "correct it in the file."),
+                    remedy_of(r.reason),
                 )
             self._log.commit(batch, after(end), watermark)
             self.num_events += end - first

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from streamd.clock import Clock
-from streamd.decode.block import Block
+from streamd.decode.block import Block, has_time
 from streamd.decode.decoder import first_events, make_decoder
 from streamd.decode.encoding import Times
 from streamd.decode.plain_values import time_text
@@ -26,7 +26,7 @@ from streamd.exchange.published import Published, add_published_source, find_dat
 from streamd.exchange.sorting import TimedRow, sort_rows
 from streamd.exchange.tables import Columns, read_first, without_nan
 from streamd.exchange.text_files import Row
-from streamd.exchange.times import UNIT_OPTION, Misfit
+from streamd.exchange.times import UNIT_OPTION, Misfit, other_unit_words
 from streamd.ingest.order.batch_builder import as_json
 from streamd.number_texts import count_noun
 from streamd.settings.loading import Settings, schema_of
@@ -369,8 +369,9 @@ def _decode_rows(
     clock: Clock,
 ) -> Iterator[tuple[list[tuple[int, bytes]], Block, Sequence[Key]]]:
     """Decode rows in batches. Yields: the rows, their events, and the keys by the numbers in the
-    events. Raises: SettingsError."""
+    events. Raises: SettingsError, also if all times of the first batch look like another unit."""
     decoder = make_decoder(settings, schema_of(settings))
+    is_first = not settings.ingest.accept_first_times
     while batch := list(itertools.islice(rows, RECORDS)):
         # Kafka will add the timestamp when they are sent.
         now_us = clock.now_us()
@@ -381,4 +382,11 @@ def _decode_rows(
                 f"{file.position(r.offset)}: {r.error} ({r.reason}).",
                 "correct it in the file, or the source in the settings.",
             )
+        # Ingest would hold such times, or move them to the end of the log.
+        found = decoder.other_unit if is_first else None
+        is_first = False
+        if found is not None:
+            event = block.rows[has_time(block.rows)][0]
+            found = replace(found, example_us=int(event["time"]))
+            raise SettingsError(*other_unit_words(found, file.position(int(event["offset"]))))
         yield batch, block, decoder.keys.keys

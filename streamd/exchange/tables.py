@@ -37,6 +37,10 @@ _json = json.JSONEncoder(separators=(",", ":")).encode
 T = TypeVar("T")
 
 
+class _NoKeyError(Misfit):
+    """When a row has no value in a column of keys."""
+
+
 @dataclass(frozen=True)
 class Columns:
     """The columns of a table that make an edge.
@@ -175,6 +179,9 @@ def _read_events(
                     names = (columns.src, columns.dst)
                     cells = [KeyCells(n, columns.keys, KEYS_HINT, doubt) for n in names]
                     readers = (_csv_key(cells[0]), _csv_key(cells[1]))
+            # An empty cell of CSV has no key.
+            if is_csv and not (row[columns.src] and row[columns.dst]):
+                row = row | {name: row[name] or None for name in (columns.src, columns.dst)}
             event = _edge(row, columns, times, readers)
         except Misfit as misfit:
             raise misfit.at(file.position(number)) from None
@@ -247,7 +254,7 @@ def _of_object(parsed: Row, columns: Columns, times: Times) -> Row:
         # An edge may lack a time: its record's timestamp is its time then.
         check_columns(list(parsed), ("src", "dst"))
         for name in ("src", "dst"):
-            key = _cell(name, read_key, parsed[name])
+            key = _key(name, name, read_key, parsed[name])
             # Without --keys an edge stays as it is in the file.
             if columns.keys and key != parsed[name]:
                 parsed = parsed | {name: key}
@@ -270,8 +277,8 @@ def _edge(
     Misfit."""
     # Other columns are ignored.
     event: Row = {
-        "src": _cell(columns.src, keys[0], row[columns.src]),
-        "dst": _cell(columns.dst, keys[1], row[columns.dst]),
+        "src": _key("src", columns.src, keys[0], row[columns.src]),
+        "dst": _key("dst", columns.dst, keys[1], row[columns.dst]),
         "time": _cell(columns.time, times.read, row[columns.time]),
     }
     # The name "" may be pandas' index column, which contains no sets.
@@ -308,8 +315,19 @@ def _cell(column: str, read: Callable[[Any], T], value: Any) -> T:
     """Read one cell. Raises: Misfit naming the column."""
     try:
         return read(value)
+    except _NoKeyError:
+        raise
     except Misfit as misfit:
         raise Misfit(f"column {column!r}: {misfit}", misfit.action) from None
+
+
+def _key(field: str, column: str, read: Callable[[Any], T], value: Any) -> T:
+    """Read one key. field: of the event. Raises: Misfit naming the column."""
+    try:
+        return _cell(column, read, value)
+    except _NoKeyError:
+        # The reason is that of ingest for such an event.
+        raise Misfit(f"column {column!r}: {field} is missing (missing_field)") from None
 
 
 def _feature(value: Any) -> Any:
@@ -367,7 +385,7 @@ def _any_key(value: Any) -> int | str:
     if type(value) is int or type(value) is str:
         return value
     if value is None:
-        raise Misfit("there is no value")
+        raise _NoKeyError("there is no value")
     hint = key_hint(value)
     raise Misfit(f"{shown_value(value)} is not a key: keys are text or integers{hint}")
 

@@ -19,6 +19,7 @@ from streamd.decode.time_units import (
 )
 from streamd.errors import BadEvent, SettingsError
 from streamd.events import MAX_TIME_US, MICROSECONDS, Int64
+from streamd.ingest.first_times import ACCEPT_SETTING
 from streamd.settings.sets import nearest_of
 
 UNIT_OPTION = "--time-unit"
@@ -184,6 +185,14 @@ class Times:
             f"{shown_value(value)} is neither a number of {UNIT_WORDS[self._unit]} "
             "nor an ISO 8601 time such as 2026-01-31T00:00:00Z"
         )
+
+
+def other_unit_words(found: OtherUnit, position: str, column: str = "") -> tuple[str, str]:
+    """The error on times that all look like another unit, and the operator's action. column: of the
+    times, "" if there is not exactly one."""
+    of_column = f", column {column!r}" if column else ""
+    action = f"{found.action}, or set {ACCEPT_SETTING}: true."
+    return f"{position}{of_column}: {found.words}.", action
 
 
 def shown_value(value: Any) -> str:

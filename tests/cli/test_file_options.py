@@ -3,6 +3,9 @@
 import gzip
 import inspect
 import json
+import os
+import threading
+import time
 
 import pytest
 from typer.testing import CliRunner
@@ -142,6 +145,72 @@ def test_options_that_do_not_fit_are_named_before_anything_is_sent(tmp_path, sen
     file = write(tmp_path, f"src,dst,time,kind,user,item,ts,amount\n1,2,{T},view,8,b,2020-09-13T12:26:40.5Z,0\n", config=config)
     done = run(tmp_path, "produce", file, "--topic", "events", *words)
     assert says in str(done.exception) and not sent
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    (f"u,v,{T * 1000}\nu,,{T * 1000}\n", "row 2: column 'dst': dst is missing (missing_field). Operator action: correct it"),
+    (f"u,v,{T * 1000}\nu,x\x07,{T * 1000}\n", "row 2: dst is empty or holds a control character (bad_key). Operator action"),
+    (f"u,v,{T}\nu,w,{T + 1}\n", f"row 1, column 'time': all times look like seconds, not milliseconds: {T} was read as 1970-01-20")])
+def test_produce_refuses_the_rows_that_import_refuses_before_anything_is_sent(tmp_path, sent, text, says):
+    file = write(tmp_path, f"src,dst,time\n{text}")
+    refused = run(tmp_path, "import", file)
+    assert says in str(refused.exception), refused.exception
+    for topic in ("events", "elsewhere"):
+        done = run(tmp_path, "produce", file, "--topic", topic)
+        assert str(refused.exception) == f"{done.exception} Events appended before: 0." and not sent
+    if "all times" in says:
+        accepting = write(tmp_path, f"src,dst,time\n{text}", config="ingest: {accept_first_times: true}")
+        assert len(produced(tmp_path, sent, accepting)) == 2
+
+
+def test_widths_are_those_of_the_settings_only_if_these_read_the_topic(tmp_path, sent):
+    text = f"src,dst,time,a,b\nu,v,{T * 1000},1,2\n"
+    file = write(tmp_path, text, config="stream: {edge_feature_dim: 2}")
+    done = run(tmp_path, "produce", file, "--topic", "events")
+    assert "features has 0 values, the stream has 2" in str(done.exception) and not sent
+    assert produced(tmp_path, sent, file, "--features", "a,b")[0]["features"] == [1, 2]
+    sent.clear()
+    done = run(tmp_path, "produce", file, "--topic", "elsewhere")
+    assert done.exit_code == 0 and len(sent) == 1
+    assert "elsewhere is not in kafka.topics" in done.output and "would refuse 1 of the events (feature_width)" in done.output.replace("\n", " ")
+    sent.clear()
+    # A row of another width still has its key checked.
+    file = write(tmp_path, text.replace("u,v", "u\x07,v"), config="stream: {edge_feature_dim: 2}")
+    assert "src is empty or holds a control character (bad_key)" in str(run(tmp_path, "produce", file, "--topic", "elsewhere").exception) and not sent
+
+
+def test_rows_of_a_source_in_another_unit_are_refused_before_anything_is_sent(tmp_path, sent):
+    config = MAPPED.replace("time: s\n", "time: ms\n")
+    rows = [{"kind": "ping"}, {"kind": "view", "user": 8, "item": "b", "ts": T}]
+    file = write(tmp_path, "\n".join(map(json.dumps, rows)), "t.ndjson", config)
+    for words in (("--topic", "clicks"), ("--topic", "events", "--source", "clicks")):
+        done = run(tmp_path, "produce", file, *words)
+        assert "line 2: all times look like seconds, not milliseconds" in str(done.exception) and not sent
+        assert "set time in the source of clicks to s, or set ingest.accept_first_times: true" in str(done.exception)
+
+
+def test_events_of_a_pipe_are_sent_as_they_come(tmp_path, sent):
+    """The writer waits for the first event before it writes the next one."""
+    write(tmp_path, "")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    seen = []
+
+    def feed():
+        with pipe.open("w") as out:
+            out.write(f"src,dst,time\nu,v,{T * 1000}\nu,w,{T * 1000}\n")
+            out.flush()
+            until = time.monotonic() + 20
+            while len(sent) < 2 and time.monotonic() < until:
+                time.sleep(0.01)
+            seen.append(len(sent))
+            out.write(f"u,x,{T * 1000}\n")
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    done = run(tmp_path, "produce", pipe, "--topic", "events")
+    thread.join()
+    assert done.exit_code == 0 and seen == [2] and len(sent) == 3
 
 
 @pytest.mark.parametrize("words", [("--as", "jodie"), ("--src", "u"), ("--time-unit", "s"), ("--source", "clicks"), ("--keys", "text")])

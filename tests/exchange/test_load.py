@@ -17,7 +17,7 @@ from streamd.eventlog.tguf.reader import open_tguf
 from streamd.eventlog.tguf.writer import TGUFWriter
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.eventlog.writer import LogWriter
-from streamd.events import DELETION, Progress, Schema, SetKey, empty_batch
+from streamd.events import DELETION, MICROSECONDS, Progress, Schema, SetKey, empty_batch
 from streamd.exchange import produce
 from tests.builders import (
     SECOND,
@@ -84,7 +84,8 @@ def test_an_import_goes_on_from_where_the_log_ends_but_never_behind_it(table, tm
 
 @pytest.mark.parametrize(("row", "says"), [
     ("zone:1,2,1600000000,1,1", "row 301 is earlier"), ("zone:1,2,1600001000,1,nan", "row 301: column 'b': 'nan' is not a number"),
-    (",2,1600001000,1,1", "row 301: .*bad_key"), ("zone:1,2,soon,1,1", "row 301: column 'when'"),
+    (",2,1600001000,1,1", r"row 301: column 'from': src is missing \(missing_field\)"),
+    ("zone\x7f,2,1600001000,1,1", r"row 301: src is empty or holds a control character \(bad_key\)"), ("zone:1,2,soon,1,1", "row 301: column 'when'"),
     ("zone:1,2,1600000000000,1,1", "row 301: column 'when': .*ahead of the clock"),
     ("zone:1,2,9223372036855,1,1", "row 301: column 'when': .*out of range")])
 def test_the_first_row_that_does_not_fit_is_named(table, tmp_path, row, says):
@@ -368,6 +369,33 @@ def test_after_an_import_without_an_event_the_widths_may_be_corrected(tmp_path):
     assert LogReader.open(data).features_of(np.arange(1)).tolist() == [[1.5]]
     widened = invoke("import", path, "--features", "km", "--data-dir", data, STREAMD_STREAM__EDGE_FEATURE_DIM="2")
     assert "has 1 numbers in the log, 2 numbers in the settings" in str(widened.exception), "with an event they are fixed"
+
+
+UNITS = {"ms": 1_000, "s": 1, "us": 1_000_000, "ns": 1_000_000_000, "days": 1 / 86_400, "iso8601": None}
+
+
+@pytest.mark.parametrize("command", [("import", "--data-dir", "log"), ("backtest",), ("produce", "--topic", "events")])
+@pytest.mark.parametrize("unit", UNITS)
+def test_an_example_has_the_unit_of_the_file_and_columns_that_are_not_read_are_named(tmp_path, command, unit, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    second = 1_672_531_200
+    time = 20_230_101 if unit == "iso8601" else int(second * UNITS[unit])
+    (tmp_path / "t.csv").write_text(f"src,dst,time,a,b\nu,v,{time},1,2\n")
+    words = ("--time-unit", unit) if unit not in MICROSECONDS else ()
+    env = WIDE | ({"STREAMD_STREAM__TIME_UNIT": unit} if unit in MICROSECONDS else {})
+    done = invoke(command[0], "t.csv", *command[1:], *words, **env)
+    text = str(done.exception)
+    assert "t.csv row 1: features has 0 values, the stream has 2; has src, dst, time, a, b. As an edge should be" in text
+    example = json.loads(re.search(r"be: ({.*})", text)[1])
+    shown = example["time"] if UNITS[unit] is None else example["time"] / UNITS[unit] / second
+    assert shown == (20_230_101 if UNITS[unit] is None else pytest.approx(1, rel=1e-8)), example
+    assert "Operator action: name the columns of features with --features; not read now: a, b." in text
+
+
+def test_columns_that_options_name_need_no_other_names(tmp_path):
+    (tmp_path / "t.ndjson").write_text('{"from": "u", "to": "v", "ts": 1672531200000}\n')
+    done = invoke("import", tmp_path / "t.ndjson", "--src", "from", "--dst", "to", "--time", "ts", "--data-dir", tmp_path / "log", **WIDE)
+    assert "the stream has 2; has from, to, ts. As an edge" in str(done.exception) and "declare as many" in str(done.exception)
 
 
 def test_a_log_begins_with_no_empty_file_and_a_later_part_may_be_empty(tmp_path):

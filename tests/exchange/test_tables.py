@@ -269,7 +269,7 @@ def test_a_column_that_ndjson_lacks_gets_advice_for_ndjson(columns, says, tmp_pa
     ("x.ndjson", '{"type":"node","id":1}\n{oops\n', "line 2: not JSON"), ("x.ndjson", "[1]\n", "line 1: a list, not an object.*jq -c"),
     ("x.ndjson", "[" * 100_000, "line 1: not JSON"), ("x.ndjson", "{}\n", "line 1: no column 'src'; there are none"),
     ("x.ndjson", '{"src": 1.5, "dst": 1, "time": 1}\n', "column 'src': 1.5 is not a key"),
-    ("x.ndjson", '{"src": 1, "dst": null, "time": 1}\n', "column 'dst': there is no value"),
+    ("x.ndjson", '{"src": 1, "dst": null, "time": 1}\n', "column 'dst': dst is missing .missing_field."),
     ("x.ndjson", b'\n{"src": "\xff"}\n', "cannot be read from its start"), ("x.txt", "", "neither .csv")])
 def test_files_that_are_no_events_are_named(tmp_path, name, content, says):
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -320,7 +320,7 @@ def test_half_a_character_of_json_is_refused_by_the_decoder_and_not_before(tmp_p
 
 def test_parquet_nulls_are_no_keys(tmp_path):
     pyarrow.parquet.write_table(pa.table({"src": ["u", None], "dst": ["p", "p"], "time": [5, 6]}), tmp_path / "t.parquet")
-    with pytest.raises(SettingsError, match="row 2: column 'src': there is no value"):
+    with pytest.raises(SettingsError, match="row 2: column 'src': src is missing .missing_field."):
         events(tmp_path / "t.parquet")
 
 

@@ -324,6 +324,8 @@ def test_tables_whose_times_look_like_another_unit_are_refused(papers, tmp_path)
     made = settings_for(papers, tmp_path)
     with pytest.raises(StreamdError, match=r"\.csv row 1: all times look like seconds, not milliseconds.*set --time-unit to s, or set ingest.accept_first_times: true"):
         append_tables(made, events_of(made, papers, unit="ms"), SystemClock())
+    with pytest.raises(SettingsError, match=r"\.csv row 1: all times look like seconds, not milliseconds: 1600000000 was.*set --time-unit to s, or set"):
+        next(checked_events(made, events_of(made, papers, unit="ms"), SystemClock()))
     append_tables(made, events_of(made, papers, unit="s"), SystemClock())
     assert LogReader.open(made.data_dir).num_edges == 3
 

@@ -2,13 +2,16 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from streamd.clock import Clock, utc
 from streamd.decode.checks import rules_of
 from streamd.decode.decoder import Decoder
 from streamd.errors import SettingsError, StreamdError
-from streamd.exchange.load import RECORDS, REMEDIES, FileRow, open_loader
+from streamd.exchange.load import RECORDS, FileRow, open_loader
 from streamd.exchange.produce import Outgoing, send_events
+from streamd.exchange.row_form import REMEDIES
+from streamd.exchange.times import other_unit_words
 from streamd.settings.loading import Settings, schema_of
 from streamd.tfgnn.logs.table_events import TableEvents
 
@@ -63,7 +66,13 @@ def send_tables(
 
 def checked_events(settings: Settings, tables: TableEvents, clock: Clock) -> Iterator[Outgoing]:
     """Yield the events with times in `stream.time_unit`, after the checks of ingest. Raises:
-    SettingsError with a row."""
+    SettingsError with a row, or with another unit that all times look like."""
+    found = None if settings.ingest.accept_first_times else tables.find_other_unit()
+    first = tables.first_us
+    if found is not None and first is not None:
+        # Ingest would hold such times, or move them to the end of the log.
+        position = tables.location_of(tables.num_node_events + 1)
+        raise SettingsError(*other_unit_words(replace(found, example_us=first), position))
     decoder = Decoder(rules_of(settings, schema_of(settings)))
     events = tables.events(settings.stream.time_unit)
     while batch := list(itertools.islice(events, RECORDS)):
