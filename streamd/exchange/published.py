@@ -16,7 +16,7 @@ from streamd.events import MICROSECONDS
 from streamd.exchange.field_names import names_time
 from streamd.exchange.text_files import BLANKS, Row, TextForm
 from streamd.exchange.times import Misfit
-from streamd.settings.contradictions import check_sources
+from streamd.settings.contradictions import check_rules, check_sources
 from streamd.settings.loading import Settings, edge_sets, schema_of
 from streamd.settings.sets import nearest_of
 from streamd.settings.sources import SourceSettings
@@ -320,7 +320,8 @@ def add_published_source(settings: Settings, name: str, edge_set: str) -> Settin
     )
     # Drop a source in the settings that has this name by chance.
     graph = settings.graph
-    for misplaced in check_sources((source,), graph.node_sets, declared, schema):
+    found = check_sources((source,), graph.node_sets, declared, schema)
+    for misplaced in (*check_rules((source,)), *found):
         raise SettingsError(f"--as {name}: {misplaced.what}.", f"{FEATURES_HINT}.")
     others = tuple(one for one in settings.sources if one.topic != name)
     return settings.model_copy(update={"sources": (*others, source)})

@@ -9,11 +9,15 @@ from pydantic import BaseModel
 from streamd.schema import Schema
 from streamd.settings.sets import Contradiction, SetSettings, first_names, nearest_of
 from streamd.settings.sources import (
+    ENVELOPE,
     REGISTRY_FORMATS,
     DeleteRule,
+    EdgeFields,
     Fields,
+    LabelFields,
     SourceSettings,
     fields_of,
+    steps_of,
 )
 from streamd.settings.tree import Settings, schema_of
 from streamd.settings.trials import (
@@ -201,6 +205,13 @@ def _check_trial_topic(s: Settings) -> Iterator[Contradiction]:
             yield Contradiction(("trials", "topic"), f"{topic} is {key} too")
 
 
+def check_rules(sources: tuple[SourceSettings, ...]) -> Iterator[Contradiction]:
+    """Check the rules and the paths of each source by itself."""
+    for i, source in enumerate(sources):
+        yield from _check_rules(source, ("sources", i))
+        yield from _check_paths(source, ("sources", i))
+
+
 def check_sources(
     sources: tuple[SourceSettings, ...],
     node_sets: Mapping[str, SetSettings],
@@ -247,6 +258,56 @@ def check_sources(
         if source.deletes is not None:
             at = (*here, "deletes")
             yield from _check_deletes(source, source.deletes, node_sets, edge_sets, at)
+
+
+def _check_rules(source: SourceSettings, at: KeySteps) -> Iterator[Contradiction]:
+    """Check that a source makes events, that each rule can get records, and that each event has one
+    time."""
+    rules = {"deletes": source.deletes, "labels": source.labels, "nodes": source.nodes}
+    made = [name for name, rule in rules.items() if rule is not None]
+    if source.fields is None and not made:
+        yield Contradiction(at, "a source needs fields: {src: ..., dst: ...}")
+    if source.fields is None and source.where:
+        yield Contradiction(at, "where is a condition of fields, which are missing")
+
+    # A rule without `where` takes all remaining records.
+    made += ["fields"] if source.fields is not None else []
+    for name in made[:-1]:
+        rule = rules[name]
+        if rule is not None and not rule.where:
+            yield Contradiction(at, f"{name} has no where, so nothing is left for {made[-1]}")
+
+    # The record's timestamp needs no path; every other time needs one.
+    times: list[tuple[str, EdgeFields | LabelFields]] = []
+    if source.fields is not None:
+        times.append(("fields", source.fields))
+    if source.labels is not None:
+        times.append(("labels.fields", source.labels.fields))
+    for name, fields in times:
+        if source.time == "record" and fields.time is not None:
+            yield Contradiction(at, f"time is record, so {name} needs no path of a time")
+        if source.time != "record" and fields.time is None:
+            yield Contradiction(at, f"{name} needs a time, or time: record")
+    of_edge = source.deletes is not None and source.deletes.fields.time is not None
+    if source.time == "record" and of_edge:
+        yield Contradiction(at, "time is record, so a delete cannot identify its edge")
+
+
+def _check_paths(source: SourceSettings, at: KeySteps) -> Iterator[Contradiction]:
+    """Check paths against the envelope and the list of a source."""
+    for path in dict.fromkeys(source.paths()):
+        if source.envelope is None and steps_of(path)[0] == ENVELOPE:
+            yield Contradiction(at, f"{path} needs an envelope")
+    if source.each is None:
+        return
+    # Paths relative to the element are an easy mistake: none of them would exist.
+    each = source.each
+    steps = steps_of(each)
+    of_fields = (steps_of(path) for path in list(source.paths())[1:])
+    if not any(path[: len(steps)] == steps for path in of_fields):
+        yield Contradiction(
+            at, f"no field leads into an element of {each}: a path such as {each}.id does"
+        )
 
 
 def _check_topic(

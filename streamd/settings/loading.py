@@ -18,6 +18,7 @@ from streamd.errors import SettingsError
 from streamd.settings.branch import Branch
 from streamd.settings.contradictions import (
     check_branches,
+    check_rules,
     check_sources,
     check_topics,
     check_trial_edges,
@@ -52,6 +53,7 @@ from streamd.settings.tree import (
     with_schema,
 )
 from streamd.settings.trials import TrialSettings
+from streamd.settings.usable_sources import UsableSources, usable_sources
 from streamd.settings.yaml_lines import SettingsFile
 
 __all__ = [
@@ -143,31 +145,44 @@ def load_settings(
                 mistakes.add_unknown(key, source)
 
     # Check each value, then the usable ones together.
+    usable: UsableSources | None = None
     try:
         settings = Settings(**_tree_of(given))
     except ValidationError as error:
+        if "sources" not in mistakes.doubtful:
+            usable = usable_sources(given.get("sources"), error)
         mistakes.add_misfits(error, _tree_of(given))
         used = {key: value for key, value in given.items() if key not in mistakes.doubtful}
+        if usable is not None:
+            mistakes.doubtful.discard("sources")
+            used["sources"] = usable.sources
         try:
             settings = Settings(**_tree_of(used))
         except ValidationError:
             mistakes.raise_any()
             raise
-    settings = _checked_together(settings, origin, mistakes)
+    settings = _checked_together(settings, origin, mistakes, usable)
     if mistakes.any and not {"server.host", *ACCESS} & mistakes.doubtful:
         mistakes.add_all(_check_run(settings.server))
     mistakes.raise_any()
     return _with_earlier_directory(settings, origin), origin
 
 
-def _checked_together(s: Settings, origin: Mapping[str, str], mistakes: Mistakes) -> Settings:
-    """Check settings against one another, and set those that declarations imply."""
+def _checked_together(
+    s: Settings, origin: Mapping[str, str], mistakes: Mistakes, usable: UsableSources | None
+) -> Settings:
+    """Check settings against one another, and set those that declarations imply. usable: the
+    sources in `s` if not all are usable."""
     # Skip contradictions that involve a setting with a rejected value.
     doubtful = frozenset(mistakes.doubtful)
 
     def add_all(found: Iterable[Contradiction]) -> bool:
         certain = [m for m in found if not any(key in _named_in(m) for key in doubtful)]
-        return mistakes.add_all(certain)
+        return mistakes.add_all(certain if usable is None else map(usable.renumber, certain))
+
+    # Each source by itself, also if the declared sets are doubtful.
+    if "sources" not in doubtful:
+        add_all(check_rules(s.sources))
 
     # Without valid sets there is no schema to compare with.
     if not doubtful & DECLARING and not add_all(check_sets(s.graph.node_sets, s.graph.edge_sets)):

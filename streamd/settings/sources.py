@@ -266,56 +266,12 @@ class SourceSettings(_Rule):
             bytes.fromhex(word.removeprefix("hex:"))
         return word
 
-    @model_validator(mode="after")
-    def _makes_something(self) -> "SourceSettings":
-        rules = {"deletes": self.deletes, "labels": self.labels, "nodes": self.nodes}
-        made = [name for name, rule in rules.items() if rule is not None]
-        if self.fields is None and not made:
-            raise ValueError("a source needs fields: {src: ..., dst: ...}")
-        if self.fields is None and self.where:
-            raise ValueError("where is a condition of fields, which are missing")
-
-        # A rule without `where` takes all remaining records.
-        made += ["fields"] if self.fields is not None else []
-        for name in made[:-1]:
-            rule = rules[name]
-            if rule is not None and not rule.where:
-                raise ValueError(f"{name} has no where, so nothing is left for {made[-1]}")
-
-        # The record's timestamp needs no path; every other time needs one.
-        for name, field in self._time_fields():
-            if self.time == "record" and field is not None:
-                raise ValueError(f"time is record, so {name} needs no path of a time")
-            if self.time != "record" and field is None:
-                raise ValueError(f"{name} needs a time, or time: record")
-        of_edge = self.deletes is not None and self.deletes.fields.time is not None
-        if self.time == "record" and of_edge:
-            raise ValueError("time is record, so a delete cannot identify its edge")
-        if self.envelope is None:
-            for path in self.paths():
-                if steps_of(path)[0] == ENVELOPE:
-                    raise ValueError(f"{path} needs an envelope")
-        if self.each is not None:
-            self._check_each(self.each)
-        return self
-
-    def _check_each(self, each: str) -> None:
-        """Check the path of a list of events. Raises: ValueError."""
-        # Paths relative to the element are an easy mistake: none of them would exist.
-        steps = steps_of(each)
-        if is_outside(steps):
+    @field_validator("each")
+    @classmethod
+    def _is_in_the_data(cls, each: str | None) -> str | None:
+        if each is not None and is_outside(steps_of(each)):
             raise ValueError(f"each must be a path in the data, and {each} is outside it")
-        of_fields = (steps_of(path) for path in list(self.paths())[1:])
-        if not any(path[: len(steps)] == steps for path in of_fields):
-            raise ValueError(
-                f"no field leads into an element of {each}: a path such as {each}.id does"
-            )
-
-    def _time_fields(self) -> Iterator[tuple[str, FieldSettings | None]]:
-        if self.fields is not None:
-            yield "fields", self.fields.time
-        if self.labels is not None:
-            yield "labels.fields", self.labels.fields.time
+        return each
 
     @property
     def rules(self) -> "list[_Rule]":

@@ -134,6 +134,26 @@ def test_all_that_is_wrong_is_told_at_once_by_file_and_line(tmp_path):
     assert positions == sorted(positions) and "command line" in found[-1], "in the order of the file, then variables, then options"
 
 
+FARE = "graph: {edge_sets: {default: {features: {fare: number}}}}\n"
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    (FARE + "sources: [{topic: t, fields: {src: u}}]", [r"sources\.0 .*fields needs a time", r"sources\.0\.fields\.dst .*Field required", r"sources\.0\.fields .*fare of .* has no path"]),
+    (FARE + "sources: [{topic: t, time: s, each: a, fields: {src: u, features: {fare: $envelope.f}}, labels: {fields: {target: y}}}]",
+     [r"0\.fields\.dst .*Field required", r"labels\.fields\.node .*Field required", r"0 .*fields needs a time", r"0 .*labels\.fields needs a time", r"labels has no where", r"\$envelope\.f needs an envelope", r"0\.labels .*there are no labels"]),
+    ("sources: [{topic: t, format: csv, fields: {src: u, dst: v}}, {topic: b, time: s, fields: {src: u, dst: v, features: {fare: f}}}]", [r"sources\.0\.format ", r"sources\.1 .*fields needs a time", r"sources\.1\.fields\.features\.fare .*is not declared"]),
+    ("graph: {edge_sets: {default: {features: {fare: numbr}}}}\nsources: [{topic: t, fields: {src: u, dst: v, features: {fare: f}}}]", [r"features\.fare\.type ", r"sources\.0 .*fields needs a time"]),
+    # No path leads into the list, or the one that is missing may.
+    ("sources: [{topic: t, time: record, each: a, fields: {src: u, dst: v}}, {topic: b, time: record, each: a, fields: {src: u}}]", [r"sources\.0 .*no field leads into an element of a", r"sources\.1\.fields\.dst .*Field required"]),
+    ("sources: [{topic: t, time: record, each: $envelope.a, fields: {src: u, dst: v}}, {topic: b}]", [r"sources\.0\.each .*outside", r"sources\.1 .*needs fields"])])
+def test_an_error_in_a_source_hides_no_other(tmp_path, text, expected):
+    (tmp_path / "s.yaml").write_text(text)
+    with pytest.raises(SettingsError, match=f"have {len(expected)} errors") as caught:
+        load_settings(tmp_path / "s.yaml", environ={})
+    lines = str(caught.value).split("\n")[1:]
+    assert all(any(re.search(one, line) for line in lines) for one in expected), "\n".join(lines)
+
+
 def test_a_server_without_keys_is_listed_with_other_errors_only(tmp_path):
     """Commands other than run need no keys."""
     file = tmp_path / "s.yaml"
