@@ -32,7 +32,7 @@ class Collector(http.server.BaseHTTPRequestHandler):
 
 
 def run() -> list[Row]:
-    with collecting() as provider, tempfile.TemporaryDirectory() as folder:
+    with collecting() as provider, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         write_log(Path(folder), *stream(600), SCHEMA)
         # A busy machine may take more than the usual 5 s for a first answer.
         world = World(Path(folder), server__deadline_seconds=60).start()

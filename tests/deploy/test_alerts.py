@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from streamd.telemetry import metrics
+from streamd.telemetry import metrics, replica_metrics, trial_metrics  # noqa: F401 - all series are registered
 from tests.deploy.running import SCRAPES, scraped
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

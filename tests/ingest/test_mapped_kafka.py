@@ -129,5 +129,5 @@ def test_a_sample_joins_no_group_and_shows_what_becomes_of_the_newest(topic, tmp
         admin.close()
     verdict = judge(s, sample, SystemClock())
     assert len(sample) == 10 and before == after and list(tmp_path.iterdir()) == []
-    assert verdict.words(10) == "10 records: 7 edges, 1 delete; 1 skipped; 1 refused (bad_json 1)"
+    assert verdict.words == "10 records: 7 edges, 1 delete; 1 skipped; 1 refused (bad_json 1)"
     assert len(read_sample(s, "orders", 1000, SystemClock())) == 103
