@@ -12,6 +12,6 @@ def value_text(value: bytes, reason: str, content_type: str, most: int) -> str:
     decoded = value[: 4 * most].decode(errors="backslashreplace")
     text = decoded[:most]
     if len(decoded) > most or len(value) > 4 * most:
-        text += "…"
+        text = f"{decoded[: most - 1]}…"
     # The refused event of a mapped record is streamd's own event, with times in microseconds.
     return f"{text} (times in microseconds)" if content_type == OWN_EVENT_US else text
