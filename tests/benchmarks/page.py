@@ -25,12 +25,12 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "figures.md"
 HEAD = """# Figures
 
-Every figure of the benchmarks as it was measured: `python -m tests.benchmarks.page` writes this page, and nobody edits it. Each section is
+Every figure of the benchmarks as it was measured: `python -m tests.benchmarks.page` writes this page; do not edit it. Each section is
 one run of one part; `python -m tests.benchmarks {example}` repeats it. The [benchmarks](benchmarks.md) explain the figures.
 
-A ratio is ours over the compared figure, of the same run. Rates are better if they are higher; times and bytes if they are lower. The load
-is the mean number of running processes in the minute before and after the part, of which one or two are the part's own at its end. At a
-load above 1 before it, only ratios mean something.
+A ratio is ours over the compared figure, which is of the same run, except for goals, promises, figures of papers and TGL's sampler: these
+are constants. Rates are better if they are higher; times and bytes if they are lower. The load is the mean number of running processes in
+the minute before and after the part; one or two of those after it are its own. At a load above 1 before a part, only ratios mean something.
 """
 SECTION = re.compile(r"^## (?P<name>\S+)\n\n(?P<body>.*?)(?=^## |\Z)", re.M | re.S)
 LONGEST_SECONDS = 3600
