@@ -101,17 +101,20 @@ def _changelog(settings: Settings) -> str:
     directory has read it: else the leader makes it."""
     if not settings.log.name:
         return "one machine holds the log"
+    from streamd.eventlog.journal.changelog_position import read_position
     from streamd.ingest.kafka.client import asking_about_topics
     from streamd.replica.changelog.topics import look_at_topic
-    from streamd.replica.start import check_changelog, check_exists
+    from streamd.replica.start import check_changelog, lost_error
     from streamd.store.changelog import changelog_topic, models_topic
 
     names = changelog_topic(settings.log.name), models_topic(settings.log.name)
     with asking_about_topics(settings.kafka) as admin:
         found = [look_at_topic(admin, name) for name in names]
-    check_exists(settings.data_dir, names[0], exists=found[0] is not None)
+    stored = read_position(settings.data_dir)
     if found[0] is not None:
         check_changelog(settings.data_dir, found[0].changelog)
+    elif stored is not None:
+        raise lost_error(settings.data_dir, names[0], stored)
     return "; ".join(
         f"{name} does not exist yet: the leader creates it" if state is None else state.shown
         for name, state in zip(names, found, strict=True)

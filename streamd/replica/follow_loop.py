@@ -45,8 +45,6 @@ ASK_SECONDS = 5.0
 idle changelog, and nothing from brokers that do not answer."""
 RETRY_SECONDS = 1.0
 """Pause between two tries after a failure."""
-REASONS = ("broker", "leader", "manifest", "store", "disk", "lock")
-"""Reasons for a wait: the metric's label."""
 
 
 class Part(Protocol):
@@ -136,7 +134,8 @@ class FollowLoop:
         self._failures = LastingFailures(clock.monotonic)
         self._reported_at = -REPORT_SECONDS
         self._why_waiting: tuple[str, str] | None = None
-        """The reason of the present wait, one of REASONS, and its error; None without a wait."""
+        """The reason of the present wait, one of FOLLOW_REASONS, and its error; None if there is
+        none."""
         self._heard_at = self._answered_at = clock.monotonic()
         """Monotonic times of the newest record of a leader, heartbeats included, and of the newest
         answer of the brokers."""
@@ -145,7 +144,7 @@ class FollowLoop:
         self._store = Store(log.store) if log.store else None
         self._stop = threading.Event()
         replica_metrics.leads.set(0)
-        for why in REASONS:
+        for why in replica_metrics.FOLLOW_REASONS:
             replica_metrics.follow_waiting.labels(why).set(0)
         for why in fitness.REASONS:
             replica_metrics.cannot_lead.labels(why).set(0)
@@ -291,7 +290,7 @@ class FollowLoop:
     def _well(self) -> None:
         self._why_waiting = None
         self._failures.end("follower_continues")
-        for why in REASONS:
+        for why in replica_metrics.FOLLOW_REASONS:
             replica_metrics.follow_waiting.labels(why).set(0)
 
     def _wait(self, why: str, error: str) -> None:

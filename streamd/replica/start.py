@@ -47,17 +47,14 @@ def check_changelog(data_dir: Path, changelog: ChangelogId) -> None:
         )
 
 
-def check_exists(data_dir: Path, name: str, exists: bool) -> None:
-    """Check that a changelog that a directory has read is not lost. name, exists: of its topic.
-    Raises: ChangelogError."""
-    check_changelog(data_dir, ChangelogId(topic=name))
-    stored = read_position(data_dir)
-    if stored is not None and not exists:
-        raise ChangelogError(
-            f"The topic {name!r} does not exist any more; {data_dir} has read it up to offset "
-            f"{stored.offset}.",
-            NEW_CHANGELOG,
-        )
+def lost_error(data_dir: Path, name: str, position: ChangelogPosition) -> ChangelogError:
+    """Make the error for the lost changelog of a directory. name: of the missing topic. position:
+    of the directory in it."""
+    return ChangelogError(
+        f"The topic {name!r} does not exist any more; {data_dir} has read it up to offset "
+        f"{position.offset}.",
+        NEW_CHANGELOG,
+    )
 
 
 class OwnLines:

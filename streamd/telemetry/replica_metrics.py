@@ -31,6 +31,9 @@ leads = Gauge(
     "its heartbeats",
     registry=MEMBER,
 )
+FOLLOW_REASONS = ("broker", "leader", "manifest", "store", "disk", "lock")
+"""Reasons for which a follower applies nothing: the metric's label, and the end of the heartbeat's
+state."""
 follow_seq = Gauge("streamd_follow_seq", "Newest commit that is visible here", registry=FOLLOW)
 follow_lag_records = Gauge(
     "streamd_follow_lag_records", "Records of the changelog not applied yet", registry=FOLLOW

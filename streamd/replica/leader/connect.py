@@ -9,7 +9,7 @@ import structlog
 from kafka import KafkaAdminClient
 
 from streamd.errors import KafkaError
-from streamd.eventlog.journal.changelog_position import read_position
+from streamd.eventlog.journal.changelog_position import ChangelogId, read_position
 from streamd.ingest.kafka.client import make_admin
 from streamd.replica.changelog.kafka import KafkaProducer, KafkaReader
 from streamd.replica.changelog.topics import (
@@ -21,7 +21,7 @@ from streamd.replica.changelog.topics import (
 from streamd.replica.leader.leader import lead
 from streamd.replica.leader.publisher import ChangelogPublisher
 from streamd.replica.members import member_name
-from streamd.replica.start import check_exists
+from streamd.replica.start import check_changelog, lost_error
 from streamd.settings.loading import KafkaSettings, Settings
 from streamd.store.changelog import changelog_topic
 from streamd.telemetry.heartbeat import Heartbeat
@@ -68,15 +68,16 @@ def _check_not_lost(
 ) -> None:
     """Check that the topic that a directory has read exists: a new, empty one would hide the loss.
     Raises: ChangelogError, KafkaError."""
-    check_exists(data_dir, name, exists=True)
-    if read_position(data_dir) is None:
+    check_changelog(data_dir, ChangelogId(topic=name))
+    stored = read_position(data_dir)
+    if stored is None:
         return
     for look in range(LOOKS):
         if look:
             time.sleep(LOOK_SECONDS)
         if topic_exists(admin, kafka, name):
             return
-    check_exists(data_dir, name, exists=False)
+    raise lost_error(data_dir, name, stored)
 
 
 def _log_warnings(state: TopicState) -> TopicState:

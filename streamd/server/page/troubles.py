@@ -16,6 +16,7 @@ from streamd.telemetry.heartbeat import (
     UNSEEN_SECONDS,
     Beat,
 )
+from streamd.telemetry.replica_metrics import FOLLOW_REASONS
 
 START_SECONDS = 60.0
 """A role without a heartbeat this long after the server's start did not start."""
@@ -45,9 +46,7 @@ FAILED = {
 """The effect of a failing task by its name; for others the task itself is named."""
 FAILING_SECONDS = 10.0
 """A task that fails for less time may have met a short interruption."""
-FOLLOWER_WAITS = tuple(
-    f"waiting for {why}" for why in ("broker", "leader", "manifest", "store", "disk", "lock")
-)
+FOLLOWER_WAITS = tuple(f"waiting for {why}" for why in FOLLOW_REASONS)
 """States in which a follower applies nothing."""
 WAITING_STATES = ("waiting for the clock", "asking for schemas", "schema registry away")
 """States in which ingest reads nothing for a reason other than Kafka."""
