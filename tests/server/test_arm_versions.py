@@ -6,6 +6,7 @@ import pytest
 from streamd.demo.standin import StandIn
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress
+from streamd.registry import Registry
 from streamd.telemetry import trial_metrics
 from streamd.trials.arms import Arms
 from tests.builders import HOUR, batch, stream, write_log
@@ -68,6 +69,24 @@ def champion_by_hand(world, name):
     world.registry.promote(name, "test", "to compare")
     wait(lambda: world.engine.status.version == name)
     return [ask(world, "", *asked) for asked in ASKED]
+
+
+def test_a_registry_that_cannot_be_read_leaves_the_arms_their_versions(tmp_path, broker, monkeypatch):
+    write_log(tmp_path, *stream(900, hours=27), SCHEMA, watermark=28 * HOUR)
+    world = opened(tmp_path, broker, "last_midnight")
+    world.train()
+    world.start()
+    wait(lambda: is_at_midnight(version_of(world, "last_midnight")))
+    looks = []
+
+    def damaged(*_):
+        looks.append(1)
+        raise OSError("Input/output error")
+
+    monkeypatch.setattr(Registry, "arm_versions", damaged)
+    wait(lambda: len(looks) >= 2)
+    assert is_at_midnight(version_of(world, "last_midnight")) and world.engine.status.ready
+    world.stop()
 
 
 def test_a_version_answers_in_its_arm_as_it_would_as_champion(tmp_path, broker):

@@ -19,6 +19,8 @@ from streamd.telemetry import trial_metrics
 logger = structlog.get_logger()
 LOOK_SECONDS = 1.0
 """Interval at which the registry is asked for the versions of the arms."""
+LOAD_ERRORS = (StreamdError, OSError, RuntimeError, ValueError)
+"""Errors of a damaged version or registry, and of one that is being written."""
 NOT_SERVED = "the champion answers in this arm, and streamd_trial_fallbacks_total counts it"
 
 
@@ -179,15 +181,20 @@ class ArmVersions:
     def _find(self, view: ServerGraph, known: frozenset[str]) -> _Look:
         """Find the versions of the arms, and load the first that is not known. Runs in the loader's
         thread."""
-        move = self._registry.shown()
-        versions = self._registry.arm_versions(move.champion if move else "")
+        try:
+            move = self._registry.shown()
+            versions = self._registry.arm_versions(move.champion if move else "")
+        except LOAD_ERRORS as error:
+            # A trial must not stop the server, which may read the registry the next time.
+            logger.error("arms_not_found", error=str(error), meaning="they keep their versions")
+            return _Look(self._names, view)
         missing = [name for name in versions.values() if name not in known]
         if not missing:
             return _Look(versions, view)
         name = missing[0]
         try:
             loaded = self._load(name, view)
-        except (StreamdError, OSError, RuntimeError, ValueError) as error:
+        except LOAD_ERRORS as error:
             logger.error("arm_not_served", version=name, error=str(error), meaning=NOT_SERVED)
             return _Look(versions, view, refused=name)
         return _Look(versions, view, loaded)
